@@ -1,0 +1,190 @@
+//! The arena's memory: one mapping, cut into frames that never overlap. The only unsafe code of
+//! the engine.
+//!
+//! A [`Frame`] is a move-only right to a range of the mapping. Frames are made only by
+//! [`Slab::frames`] (which consumes the slab's maker and cuts the mapping into chunks),
+//! [`Frame::split`] (which consumes the parent) and [`Frame::join`] (which consumes all
+//! children). So at any moment no byte belongs to two frames, and everything above this module
+//! is safe code.
+
+use std::io;
+use std::sync::Arc;
+
+use memmap2::{MmapOptions, MmapRaw};
+
+use crate::limits::{CHUNK_BYTES, PAGE_BYTES, SUB_BLOCK_BYTES};
+
+/// Buffer sizes: a page, a sub-block, a chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum BufferClass {
+    /// 4 KiB.
+    Page,
+    /// 64 KiB.
+    SubBlock,
+    /// 1 MiB.
+    Chunk,
+}
+
+impl BufferClass {
+    /// Bytes of a buffer of this class.
+    pub const fn bytes(self) -> usize {
+        match self {
+            BufferClass::Page => PAGE_BYTES,
+            BufferClass::SubBlock => SUB_BLOCK_BYTES,
+            BufferClass::Chunk => CHUNK_BYTES,
+        }
+    }
+
+    /// The smallest class that holds `len` bytes; none beyond a chunk.
+    pub const fn fitting(len: usize) -> Option<BufferClass> {
+        match len {
+            0..=PAGE_BYTES => Some(BufferClass::Page),
+            0..=SUB_BLOCK_BYTES => Some(BufferClass::SubBlock),
+            0..=CHUNK_BYTES => Some(BufferClass::Chunk),
+            _ => None,
+        }
+    }
+
+    pub(super) const fn child(self) -> Option<BufferClass> {
+        match self {
+            BufferClass::Page => None,
+            BufferClass::SubBlock => Some(BufferClass::Page),
+            BufferClass::Chunk => Some(BufferClass::SubBlock),
+        }
+    }
+}
+
+/// Children of one frame of the next larger class; the same at both levels.
+pub(super) const CHILDREN: usize = 16;
+const _: () = assert!(CHUNK_BYTES / SUB_BLOCK_BYTES == CHILDREN && SUB_BLOCK_BYTES / PAGE_BYTES == CHILDREN);
+
+/// The mapping. Unmapped when the last frame is gone.
+#[derive(Debug)]
+pub(super) struct Slab {
+    map: MmapRaw,
+}
+
+impl Slab {
+    /// Maps `chunks` chunks of zeroed memory and cuts it into that many frames.
+    ///
+    /// # Errors
+    /// When the kernel refuses the mapping.
+    pub(super) fn frames(chunks: usize) -> io::Result<Vec<Frame>> {
+        let len = chunks.checked_mul(CHUNK_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = MmapOptions::new().len(len).map_anon()?;
+        // Huge pages save TLB misses in every copy; without them everything works as well.
+        let _ = map.advise(memmap2::Advice::HugePage);
+        let slab = Arc::new(Slab { map: MmapRaw::from(map) });
+        Ok((0..chunks)
+            .map(|n| Frame { slab: slab.clone(), offset: n * CHUNK_BYTES, class: BufferClass::Chunk })
+            .collect())
+    }
+}
+
+/// The sole right to a range of a slab. Neither `Clone` nor constructible outside this module.
+#[derive(Debug)]
+pub(super) struct Frame {
+    slab: Arc<Slab>,
+    offset: usize,
+    class: BufferClass,
+}
+
+impl Frame {
+    pub(super) fn class(&self) -> BufferClass {
+        self.class
+    }
+
+    /// Where the frame begins in its slab, in bytes.
+    pub(super) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    pub(super) fn bytes(&self) -> &[u8] {
+        // SAFETY: the offset lies within the mapping, since `Slab::frames` starts frames at
+        // multiples of CHUNK_BYTES below the mapping's length, `split` and `join` stay inside
+        // their operands, and the mapping is never shrunk. So the result is inside one allocation.
+        let start = unsafe { self.slab.map.as_mut_ptr().add(self.offset) };
+        // SAFETY: `start` is valid for `class.bytes()` bytes by the argument above, and the bytes are
+        // initialised (an anonymous mapping is zeroed). The `Arc` keeps the mapping alive for the
+        // borrow of `self`. No `&mut` to these bytes exists meanwhile: only `bytes_mut` makes one,
+        // it needs `&mut self`, and no other frame covers them.
+        unsafe { std::slice::from_raw_parts(start, self.class.bytes()) }
+    }
+
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as in `bytes`: the offset lies within the mapping.
+        let start = unsafe { self.slab.map.as_mut_ptr().add(self.offset) };
+        // SAFETY: valid, initialised and alive as in `bytes`. Unique: `&mut self` excludes every
+        // other borrow through this frame, and no other frame covers these bytes.
+        unsafe { std::slice::from_raw_parts_mut(start, self.class.bytes()) }
+    }
+
+    /// Cuts a frame into [`CHILDREN`] of the next smaller class.
+    pub(super) fn split(self) -> Option<[Frame; CHILDREN]> {
+        let class = self.class.child()?;
+        Some(std::array::from_fn(|n| Frame {
+            slab: self.slab.clone(),
+            offset: self.offset + n * class.bytes(),
+            class,
+        }))
+    }
+
+    /// Makes one frame of all children of one parent, given in any order.
+    ///
+    /// # Errors
+    /// The frames back, when they are not exactly the children of one parent.
+    pub(super) fn join(mut children: Vec<Frame>) -> Result<Frame, Vec<Frame>> {
+        children.sort_unstable_by_key(|frame| frame.offset);
+        let Some(first) = children.first() else { return Err(children) };
+        let class = match first.class {
+            BufferClass::Page => BufferClass::SubBlock,
+            BufferClass::SubBlock => BufferClass::Chunk,
+            BufferClass::Chunk => return Err(children),
+        };
+        let whole = children.len() == CHILDREN
+            && first.offset % class.bytes() == 0
+            && children.iter().enumerate().all(|(n, frame)| {
+                frame.class == first.class
+                    && Arc::ptr_eq(&frame.slab, &first.slab)
+                    && frame.offset == first.offset + n * first.class.bytes()
+            });
+        if !whole {
+            return Err(children);
+        }
+        Ok(Frame { slab: first.slab.clone(), offset: first.offset, class })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn split_frames_cover_the_parent_without_overlap_and_join_again() {
+        let parent = Slab::frames(2).unwrap().pop().unwrap();
+        let offset = parent.offset();
+        let mut children = parent.split().unwrap();
+        for (n, child) in children.iter_mut().enumerate() {
+            child.bytes_mut().fill(n as u8 + 1);
+        }
+        let joined = Frame::join(children.into_iter().rev().collect()).unwrap();
+        assert_eq!(joined.offset(), offset);
+        for (n, piece) in joined.bytes().chunks(SUB_BLOCK_BYTES).enumerate() {
+            assert!(piece.iter().all(|byte| *byte == n as u8 + 1));
+        }
+    }
+
+    #[test]
+    fn join_refuses_what_is_not_one_whole_family() {
+        let mut frames = Slab::frames(2).unwrap();
+        let mut a: Vec<Frame> = frames.pop().unwrap().split().unwrap().into();
+        let mut b: Vec<Frame> = frames.pop().unwrap().split().unwrap().into();
+        std::mem::swap(&mut a[3], &mut b[3]);
+        let a = Frame::join(a).unwrap_err();
+        assert_eq!(a.len(), CHILDREN);
+        let mut b = b;
+        b.pop();
+        assert_eq!(Frame::join(b).unwrap_err().len(), CHILDREN - 1);
+        assert!(Frame::join(Vec::new()).is_err());
+    }
+}

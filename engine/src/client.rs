@@ -1,0 +1,366 @@
+//! What front ends call: reads, prefetches, metadata, statistics.
+//!
+//! A [`Client`] is cheap to clone and usable from any thread. It never waits: an answer comes
+//! through the request's [`Reply`] or callback, on the thread of the core that has it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use crate::errors::{OriginError, ReadError};
+use crate::identity::{Bucket, ObjectVersion, Slot};
+use crate::limits::{READ_BYTES_MAX, STRIPE_BYTES};
+use crate::ports::{Clock, Full, ListPage, ListRequest, ObjectMeta, Time};
+use crate::ring::CoreRing;
+use crate::stats::CoreStats;
+
+/// Answers one reader. Called exactly once, from the core's thread; must not wait.
+pub trait Reply: Send + 'static {
+    /// The bytes read: the length asked for, less only at the object's end.
+    fn data(self, bytes: &[u8]);
+    /// There are no bytes.
+    fn error(self, error: ReadError);
+}
+
+/// A callback that gets an answer, on the core's thread; must not wait.
+pub type Callback<T> = Box<dyn FnOnce(T) + Send>;
+
+/// What travels through a core's ring.
+#[derive(Debug)]
+pub enum Request<R> {
+    /// Read bytes.
+    Read(ReadRequest<R>),
+    /// Bytes that will probably be read soon; no answer.
+    Prefetch(PrefetchRequest),
+    /// Attributes of a key.
+    Head(HeadRequest),
+    /// One page of a listing.
+    List(ListPageRequest),
+    /// The core's counters.
+    Stats(StatsRequest),
+    /// Answer everything that waits with `ReadError::Shutdown`, and everything that comes later.
+    Shutdown,
+}
+
+/// One read, within one stripe.
+#[derive(Debug)]
+pub struct ReadRequest<R> {
+    /// Of which version.
+    pub object: Arc<ObjectVersion>,
+    /// First byte.
+    pub offset: u64,
+    /// How many: at most [`READ_BYTES_MAX`].
+    pub len_bytes: u32,
+    /// Bytes from `offset` on that will be needed soon, this read included: sizes the GET.
+    pub want_bytes: u32,
+    /// When the front end asked.
+    pub submitted: Time,
+    /// When it must be answered.
+    pub deadline: Time,
+    /// How.
+    pub answer: Answer<R>,
+}
+
+/// Bytes that will probably be read soon.
+#[derive(Debug)]
+pub struct PrefetchRequest {
+    /// Of which version.
+    pub object: Arc<ObjectVersion>,
+    /// First byte.
+    pub offset: u64,
+    /// How many, within one stripe.
+    pub len_bytes: u32,
+    /// When the bytes are of no more use.
+    pub deadline: Time,
+}
+
+/// Attributes of a key.
+pub struct HeadRequest {
+    /// Where.
+    pub bucket: Arc<Bucket>,
+    /// The whole key.
+    pub key: Arc<str>,
+    /// When it must be answered.
+    pub deadline: Time,
+    /// How.
+    pub reply: Callback<Result<ObjectMeta, OriginError>>,
+}
+
+/// One page of a listing.
+pub struct ListPageRequest {
+    /// What to list.
+    pub request: ListRequest,
+    /// When it must be answered.
+    pub deadline: Time,
+    /// How.
+    pub reply: Callback<Result<Arc<ListPage>, OriginError>>,
+}
+
+/// A core's counters.
+pub struct StatsRequest {
+    /// Gets them.
+    pub reply: Callback<Box<CoreStats>>,
+}
+
+macro_rules! opaque_debug {
+    ($($name:ident),*) => {$(
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(stringify!($name))
+            }
+        }
+    )*};
+}
+opaque_debug!(HeadRequest, ListPageRequest, StatsRequest);
+
+/// The whole answer of a read, or its part of one that crosses stripes.
+#[derive(Debug)]
+pub enum Answer<R> {
+    /// Answers the reader directly.
+    Whole(R),
+    /// Answers the reader when both parts are there.
+    Part(Arc<Join<R>>, Half),
+}
+
+/// Which part of a read that crosses a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// Up to the stripe's end.
+    First,
+    /// From the next stripe's start.
+    Second,
+}
+
+/// Collects the two parts of a read that crosses a stripe, whose stripes may live on two cores.
+#[derive(Debug)]
+pub struct Join<R>(Mutex<JoinState<R>>);
+
+#[derive(Debug)]
+struct JoinState<R> {
+    reply: Option<R>,
+    bytes: Vec<u8>,
+    split: usize,
+    missing: u8,
+}
+
+impl<R: Reply> Answer<R> {
+    /// Answers with bytes.
+    pub fn data(self, bytes: &[u8]) {
+        match self {
+            Answer::Whole(reply) => reply.data(bytes),
+            Answer::Part(join, half) => {
+                let mut state = join.0.lock();
+                let start = if half == Half::First { 0 } else { state.split };
+                state.bytes[start..start + bytes.len()].copy_from_slice(bytes);
+                state.missing -= 1;
+                if state.missing == 0
+                    && let Some(reply) = state.reply.take()
+                {
+                    reply.data(&state.bytes);
+                }
+            }
+        }
+    }
+
+    /// Answers with an error.
+    pub fn error(self, error: ReadError) {
+        match self {
+            Answer::Whole(reply) => reply.error(error),
+            Answer::Part(join, _) => {
+                if let Some(reply) = join.0.lock().reply.take() {
+                    reply.error(error);
+                }
+            }
+        }
+    }
+}
+
+/// The front ends' way into the engine.
+pub struct Client<R> {
+    rings: Arc<[Arc<CoreRing<R>>]>,
+    clock: Arc<dyn Clock + Send + Sync>,
+    io_timeout: Duration,
+}
+
+impl<R> Clone for Client<R> {
+    fn clone(&self) -> Self {
+        Self { rings: self.rings.clone(), clock: self.clock.clone(), io_timeout: self.io_timeout }
+    }
+}
+
+impl<R> fmt::Debug for Client<R> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("cores", &self.rings.len()).finish_non_exhaustive()
+    }
+}
+
+impl<R: Reply> Client<R> {
+    /// A client of the cores behind `rings` (in core order). `clock` must be the cores' clock;
+    /// every request must be answered within `io_timeout`.
+    pub fn new(
+        rings: Arc<[Arc<CoreRing<R>>]>,
+        clock: Arc<dyn Clock + Send + Sync>,
+        io_timeout: Duration,
+    ) -> Self {
+        Self { rings, clock, io_timeout }
+    }
+
+    /// Number of engine cores.
+    pub fn cores(&self) -> usize {
+        self.rings.len()
+    }
+
+    /// The cores' clock.
+    pub fn now(&self) -> Time {
+        self.clock.now()
+    }
+
+    /// The deadline that every request gets.
+    pub fn io_timeout(&self) -> Duration {
+        self.io_timeout
+    }
+
+    fn ring_of_stripe(&self, object: &ObjectVersion, offset: u64) -> &CoreRing<R> {
+        &self.rings[Slot::of_stripe(object.id, offset).core(self.rings.len())]
+    }
+
+    /// Reads up to `len_bytes` (at most [`READ_BYTES_MAX`]) from `offset`; fewer at the end of
+    /// the object, none beyond it. `want_bytes`, counted from `offset`, tells how much will be
+    /// needed soon: at least `len_bytes` for a sequential reader, 0 when nothing is known.
+    ///
+    /// # Errors
+    /// [`Full`] with the reply when the core's ring is full: try again shortly.
+    pub fn read(
+        &self,
+        object: &Arc<ObjectVersion>,
+        offset: u64,
+        len_bytes: u32,
+        want_bytes: u32,
+        reply: R,
+    ) -> Result<(), Full<R>> {
+        if len_bytes as usize > READ_BYTES_MAX {
+            reply.error(ReadError::Invalid);
+            return Ok(());
+        }
+        let len = u64::from(len_bytes).min(object.size_bytes.saturating_sub(offset)) as u32;
+        if len == 0 {
+            reply.data(&[]);
+            return Ok(());
+        }
+        let stripe_left = STRIPE_BYTES as u64 - offset % STRIPE_BYTES as u64;
+        let submitted = self.clock.now();
+        let part = |offset, len_bytes, want_bytes, answer| {
+            Request::Read(ReadRequest {
+                object: object.clone(),
+                offset,
+                len_bytes,
+                want_bytes,
+                submitted,
+                deadline: submitted + self.io_timeout,
+                answer,
+            })
+        };
+        if u64::from(len) <= stripe_left {
+            let want = u64::from(want_bytes.max(len)).min(stripe_left) as u32;
+            let request = part(offset, len, want, Answer::Whole(reply));
+            return self.ring_of_stripe(object, offset).push(request).map_err(whole_reply);
+        }
+        let first = stripe_left as u32;
+        let join = Arc::new(Join(Mutex::new(JoinState {
+            reply: Some(reply),
+            bytes: vec![0; len as usize],
+            split: first as usize,
+            missing: 2,
+        })));
+        let next = offset + stripe_left;
+        let want = want_bytes.max(len) - first;
+        let requests = [
+            (offset, part(offset, first, first, Answer::Part(join.clone(), Half::First))),
+            (next, part(next, len - first, want, Answer::Part(join.clone(), Half::Second))),
+        ];
+        for (at, request) in requests {
+            if self.ring_of_stripe(object, at).push(request).is_err() {
+                // The other part, if it was pushed, finds the reply gone and is dropped.
+                return join.0.lock().reply.take().map_or(Ok(()), |reply| Err(Full(reply)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for bytes that will probably be read soon. Clipped to the object; dropped silently
+    /// wherever a core has no room for it.
+    pub fn prefetch(&self, object: &Arc<ObjectVersion>, offset: u64, len_bytes: u64) {
+        let deadline = self.clock.now() + self.io_timeout;
+        let end = offset.saturating_add(len_bytes).min(object.size_bytes);
+        let mut at = offset;
+        while at < end {
+            let stripe_end = at - at % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
+            let len_bytes = (stripe_end.min(end) - at) as u32;
+            let request = PrefetchRequest { object: object.clone(), offset: at, len_bytes, deadline };
+            let _ = self.ring_of_stripe(object, at).push(Request::Prefetch(request));
+            at = stripe_end;
+        }
+    }
+
+    /// Attributes of `key`, from the origin; concurrent requests for one key share one HEAD.
+    ///
+    /// # Errors
+    /// [`Full`] with the callback when the core's ring is full.
+    pub fn head(
+        &self,
+        bucket: &Arc<Bucket>,
+        key: Arc<str>,
+        reply: Callback<Result<ObjectMeta, OriginError>>,
+    ) -> Result<(), Full<Callback<Result<ObjectMeta, OriginError>>>> {
+        let core = Slot::of_name(&key).core(self.rings.len());
+        let deadline = self.clock.now() + self.io_timeout;
+        let request = Request::Head(HeadRequest { bucket: bucket.clone(), key, deadline, reply });
+        self.rings[core].push(request).map_err(|Full(request)| match request {
+            Request::Head(request) => Full(request.reply),
+            _ => unreachable!("the ring gives back what was pushed"),
+        })
+    }
+
+    /// One page of a listing, from the origin; concurrent requests for one page share one LIST.
+    ///
+    /// # Errors
+    /// [`Full`] with the callback when the core's ring is full.
+    #[allow(clippy::type_complexity)]
+    pub fn list(
+        &self,
+        request: ListRequest,
+        reply: Callback<Result<Arc<ListPage>, OriginError>>,
+    ) -> Result<(), Full<Callback<Result<Arc<ListPage>, OriginError>>>> {
+        let core = Slot::of_name(&request.prefix).core(self.rings.len());
+        let deadline = self.clock.now() + self.io_timeout;
+        let request = Request::List(ListPageRequest { request, deadline, reply });
+        self.rings[core].push(request).map_err(|Full(request)| match request {
+            Request::List(request) => Full(request.reply),
+            _ => unreachable!("the ring gives back what was pushed"),
+        })
+    }
+
+    /// Calls `reply` once for each core, with that core's counters.
+    pub fn stats(&self, reply: impl Fn(Box<CoreStats>) + Clone + Send + 'static) {
+        for ring in self.rings.iter() {
+            let request = StatsRequest { reply: Box::new(reply.clone()) };
+            let _ = ring.push(Request::Stats(request));
+        }
+    }
+
+    /// Tells every core to answer all that waits, and all that comes, with `Shutdown`.
+    pub fn shutdown(&self) {
+        for ring in self.rings.iter() {
+            let _ = ring.push(Request::Shutdown);
+        }
+    }
+}
+
+fn whole_reply<R>(Full(request): Full<Request<R>>) -> Full<R> {
+    match request {
+        Request::Read(ReadRequest { answer: Answer::Whole(reply), .. }) => Full(reply),
+        _ => unreachable!("the ring gives back what was pushed"),
+    }
+}

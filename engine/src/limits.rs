@@ -1,0 +1,99 @@
+//! Every bound of the engine, in one place. Units stand last in each name.
+//!
+//! A table, queue or buffer that grows with load has its limit here; what the limits must satisfy
+//! together is checked at compile time at the end of this file.
+
+/// A page: the unit of checksums.
+pub const PAGE_BYTES: usize = 4 << 10;
+/// A sub-block: the unit of presence and of fills.
+pub const SUB_BLOCK_BYTES: usize = 64 << 10;
+/// A block: the unit of identity and of eviction.
+pub const BLOCK_BYTES: usize = 4 << 20;
+/// A stripe: the unit of placement. One core (and later one owner) sees all of it.
+pub const STRIPE_BYTES: usize = 16 << 20;
+/// The largest buffer class, and the largest transfer.
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+/// Sub-blocks in a block: one bit each in a `u64`.
+pub const SUB_BLOCKS_PER_BLOCK: usize = BLOCK_BYTES / SUB_BLOCK_BYTES;
+/// Pages in a sub-block.
+pub const PAGES_PER_SUB_BLOCK: usize = SUB_BLOCK_BYTES / PAGE_BYTES;
+/// Chunks (largest buffers) in a block.
+pub const CHUNKS_PER_BLOCK: usize = BLOCK_BYTES / CHUNK_BYTES;
+/// Sub-blocks in a chunk.
+pub const SUB_BLOCKS_PER_CHUNK: usize = CHUNK_BYTES / SUB_BLOCK_BYTES;
+/// Blocks in a stripe.
+pub const BLOCKS_PER_STRIPE: usize = STRIPE_BYTES / BLOCK_BYTES;
+
+/// The longest read that a front end may ask for in one request.
+pub const READ_BYTES_MAX: usize = CHUNK_BYTES;
+/// The longest ranged GET: one stripe.
+pub const GET_BYTES_MAX: usize = STRIPE_BYTES;
+/// Buffers in one GET: a stripe in sub-blocks, the worst case.
+pub const GET_PARTS_MAX: usize = STRIPE_BYTES / SUB_BLOCK_BYTES;
+
+/// Slots of the placement table.
+pub const SLOTS: u32 = 65_536;
+/// Engine cores in one process.
+pub const CORES_MAX: usize = 256;
+/// Entries of a core's request ring. The kernel bounds what a mount has under way well below this
+/// (`max_background` for read-ahead and asynchronous I/O, one for each thread that reads).
+pub const RING_ENTRIES: usize = 16_384;
+/// Reads that one core has accepted and not answered; more stay in the ring.
+pub const READS_PER_CORE_MAX: usize = 16_384;
+/// Metadata requests that one core has under way; more stay in the ring.
+pub const METADATA_PER_CORE_MAX: usize = 4_096;
+/// Fills that one core knows of, queued or running. Prefetches beyond it are dropped.
+pub const FILLS_PER_CORE_MAX: usize = 4_096;
+/// GETs that one core has at the origin at a time.
+pub const GETS_PER_CORE_MAX: usize = 64;
+/// Of those, GETs that only prefetch: the rest is for readers that wait.
+pub const PREFETCH_GETS_PER_CORE_MAX: usize = 48;
+/// Requests taken from the ring in one turn.
+pub const RING_BUDGET: usize = 256;
+/// Completions taken from one port in one turn.
+pub const POLL_BUDGET: usize = 256;
+
+/// The smallest arena that one core can work with.
+pub const ARENA_BYTES_MIN: usize = 16 << 20;
+/// Bytes of index that an entry is counted with (block, map slot, queue links, checksums apart).
+pub const INDEX_ENTRY_BYTES: usize = 512;
+/// The index may take one part in this many of a core's memory.
+pub const INDEX_SHARE: usize = 16;
+/// Ghost entries kept for each block that the memory tier could hold.
+pub const GHOSTS_PER_BLOCK: usize = 4;
+/// The hit counter of an S3-FIFO entry saturates here.
+pub const HITS_MAX: u8 = 3;
+/// S3-FIFO's small queue holds one part in this many of the memory tier.
+pub const SMALL_QUEUE_SHARE: usize = 10;
+
+/// First back-off after a failed origin attempt, before jitter.
+pub const BACKOFF_FIRST_MS: u64 = 50;
+/// Back-off grows to this, before jitter.
+pub const BACKOFF_MAX_MS: u64 = 2_000;
+/// An origin attempt without progress is given up after the deadline's span divided by this.
+pub const ATTEMPTS_PER_DEADLINE: u32 = 3;
+/// Times that a block's bytes may fail their checksum within one read before the read fails.
+pub const CHECKSUM_RETRIES_MAX: u8 = 1;
+
+/// Longest key that S3 allows.
+pub const KEY_BYTES_MAX: usize = 1_024;
+/// Longest file name that Linux allows.
+pub const NAME_BYTES_MAX: usize = 255;
+/// Entries asked for in one listing page.
+pub const LIST_PAGE_ENTRIES: u32 = 1_000;
+
+/// The default of `--io-timeout`.
+pub const IO_TIMEOUT_DEFAULT_MS: u64 = 30_000;
+
+const _: () = {
+    assert!(SUB_BLOCKS_PER_BLOCK == u64::BITS as usize);
+    assert!(BLOCK_BYTES % CHUNK_BYTES == 0 && CHUNK_BYTES % SUB_BLOCK_BYTES == 0);
+    assert!(STRIPE_BYTES % BLOCK_BYTES == 0 && SUB_BLOCK_BYTES % PAGE_BYTES == 0);
+    assert!(READ_BYTES_MAX <= CHUNK_BYTES, "a read touches two blocks at most");
+    assert!(GET_BYTES_MAX <= STRIPE_BYTES, "a fill stays within one core's stripe");
+    assert!(PREFETCH_GETS_PER_CORE_MAX < GETS_PER_CORE_MAX, "readers keep GETs of their own");
+    assert!(ARENA_BYTES_MIN >= 4 * 2 * CHUNK_BYTES, "two-part reads of several readers fit");
+    assert!(SLOTS.is_power_of_two() && CORES_MAX <= SLOTS as usize);
+    assert!(BACKOFF_FIRST_MS > 0 && BACKOFF_FIRST_MS <= BACKOFF_MAX_MS);
+};

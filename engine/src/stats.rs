@@ -1,0 +1,204 @@
+//! What a core counts. Plain numbers, copied out on request; cores are added up by the asker.
+
+use std::fmt;
+
+use hdrhistogram::Histogram;
+
+/// Why bytes were read from the origin. Every byte that arrives is booked once, so the reasons
+/// add up to what the origin itself counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Reason {
+    /// A reader asked, and this node never held the bytes (as far as its ghosts remember).
+    Cold,
+    /// Read ahead of any reader.
+    Prefetch,
+    /// Arrived, but in an attempt that failed before they were whole; read again.
+    Retry,
+    /// A reader asked for what had been evicted.
+    Evicted,
+    /// The owner changed (groups).
+    RingMoved,
+    /// A time to live had ended.
+    Expired,
+    /// Arrived for a version that the origin no longer has.
+    VersionChanged,
+    /// The cached bytes had failed their checksum.
+    Checksum,
+}
+
+impl Reason {
+    /// All reasons, in the order of their booking.
+    pub const ALL: [Reason; 8] = [
+        Reason::Cold,
+        Reason::Prefetch,
+        Reason::Retry,
+        Reason::Evicted,
+        Reason::RingMoved,
+        Reason::Expired,
+        Reason::VersionChanged,
+        Reason::Checksum,
+    ];
+
+    /// The name that users see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Reason::Cold => "cold",
+            Reason::Prefetch => "prefetch",
+            Reason::Retry => "retry",
+            Reason::Evicted => "evicted",
+            Reason::RingMoved => "ring-moved",
+            Reason::Expired => "expired",
+            Reason::VersionChanged => "version-changed",
+            Reason::Checksum => "checksum",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The miss ledger: origin bytes by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ledger([u64; Reason::ALL.len()]);
+
+impl Ledger {
+    /// Books `bytes`.
+    pub fn book(&mut self, reason: Reason, bytes: u64) {
+        self.0[reason as usize] += bytes;
+    }
+
+    /// Bytes booked under `reason`.
+    pub fn bytes(&self, reason: Reason) -> u64 {
+        self.0[reason as usize]
+    }
+
+    /// All bytes that came from the origin.
+    pub fn total_bytes(&self) -> u64 {
+        self.0.iter().sum()
+    }
+}
+
+/// Counters of one core, or of several added up.
+#[derive(Clone, Debug)]
+pub struct CoreStats {
+    /// Reads answered with bytes.
+    pub reads: u64,
+    /// Bytes they got.
+    pub read_bytes: u64,
+    /// Reads answered from memory without waiting.
+    pub memory_hits: u64,
+    /// Bytes of those.
+    pub memory_hit_bytes: u64,
+    /// Reads that waited for the origin.
+    pub misses: u64,
+    /// Bytes of those.
+    pub miss_bytes: u64,
+    /// Of the misses, reads that joined a fetch already under way.
+    pub joined: u64,
+    /// Reads answered with an error.
+    pub read_errors: u64,
+    /// Of those, by deadline.
+    pub read_timeouts: u64,
+    /// Reads that wait now.
+    pub reads_waiting: u64,
+    /// GETs sent, attempts counted each.
+    pub gets: u64,
+    /// HEADs sent.
+    pub heads: u64,
+    /// Listing pages asked for.
+    pub lists: u64,
+    /// Attempts after a failed one.
+    pub retries: u64,
+    /// Origin bytes by reason.
+    pub ledger: Ledger,
+    /// Blocks evicted.
+    pub evictions: u64,
+    /// Pages that failed their checksum.
+    pub checksum_failures: u64,
+    /// Prefetches dropped for want of room.
+    pub prefetch_dropped: u64,
+    /// Blocks in the index.
+    pub blocks: u64,
+    /// Arena size.
+    pub memory_bytes: u64,
+    /// Bytes of the arena that cache.
+    pub memory_used_bytes: u64,
+    /// Bytes of the arena in flight.
+    pub memory_in_flight_bytes: u64,
+    /// Latency of reads answered from memory, nanoseconds.
+    pub hit_latency_ns: Histogram<u64>,
+    /// Latency of reads that waited, nanoseconds.
+    pub miss_latency_ns: Histogram<u64>,
+}
+
+/// Longest latency that the histograms tell apart.
+const LATENCY_NS_MAX: u64 = 1 << 37;
+
+impl Default for CoreStats {
+    fn default() -> Self {
+        let histogram = || {
+            Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("constant bounds are valid")
+        };
+        Self {
+            reads: 0,
+            read_bytes: 0,
+            memory_hits: 0,
+            memory_hit_bytes: 0,
+            misses: 0,
+            miss_bytes: 0,
+            joined: 0,
+            read_errors: 0,
+            read_timeouts: 0,
+            reads_waiting: 0,
+            gets: 0,
+            heads: 0,
+            lists: 0,
+            retries: 0,
+            ledger: Ledger::default(),
+            evictions: 0,
+            checksum_failures: 0,
+            prefetch_dropped: 0,
+            blocks: 0,
+            memory_bytes: 0,
+            memory_used_bytes: 0,
+            memory_in_flight_bytes: 0,
+            hit_latency_ns: histogram(),
+            miss_latency_ns: histogram(),
+        }
+    }
+}
+
+impl CoreStats {
+    /// Adds another core's counters.
+    pub fn add(&mut self, other: &CoreStats) {
+        self.reads += other.reads;
+        self.read_bytes += other.read_bytes;
+        self.memory_hits += other.memory_hits;
+        self.memory_hit_bytes += other.memory_hit_bytes;
+        self.misses += other.misses;
+        self.miss_bytes += other.miss_bytes;
+        self.joined += other.joined;
+        self.read_errors += other.read_errors;
+        self.read_timeouts += other.read_timeouts;
+        self.reads_waiting += other.reads_waiting;
+        self.gets += other.gets;
+        self.heads += other.heads;
+        self.lists += other.lists;
+        self.retries += other.retries;
+        for reason in Reason::ALL {
+            self.ledger.book(reason, other.ledger.bytes(reason));
+        }
+        self.evictions += other.evictions;
+        self.checksum_failures += other.checksum_failures;
+        self.prefetch_dropped += other.prefetch_dropped;
+        self.blocks += other.blocks;
+        self.memory_bytes += other.memory_bytes;
+        self.memory_used_bytes += other.memory_used_bytes;
+        self.memory_in_flight_bytes += other.memory_in_flight_bytes;
+        let _ = self.hit_latency_ns.add(&other.hit_latency_ns);
+        let _ = self.miss_latency_ns.add(&other.miss_latency_ns);
+    }
+}
