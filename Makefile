@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`. `make help` lists the others.
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+
+.PHONY: help demo test build lint figure figures sim clean
+
+help:
+	@echo "make demo             install what is missing, build, mount a bucket, compare every byte"
+	@echo "                      S3=seaweedfs or S3=URL (with AWS_*) for another server"
+	@echo "make test             install what is missing, lint, run all tests (what CI runs)"
+	@echo "make build            optimised binaries in target/release"
+	@echo "make lint             formatting, clippy, crate arrows, licences"
+	@echo "make figure F=NAME    measure one figure: fuse-null, amplification, one-fetch-local, idle"
+	@echo "make figures          measure all figures; updates docs/performance.md"
+	@echo "make sim SEED=N       replay one seed of the simulator"
+	@echo "make clean            remove what was built"
+
+demo:
+	@ci/demo
+
+test:
+	@ci/test
+
+build:
+	@ci/setup
+	cargo build --release --locked --workspace --bins
+
+lint:
+	@ci/setup
+	@ci/lint
+
+figure: build
+	@test -n "$(F)" || { echo "make figure F=NAME; names: fuse-null amplification one-fetch-local idle" >&2; exit 2; }
+	$(TARGET)/release/forebay-perf figure $(F)
+
+figures: build
+	$(TARGET)/release/forebay-perf figures
+
+sim:
+	@test -n "$(SEED)" || { echo "make sim SEED=N" >&2; exit 2; }
+	cargo run --locked -p forebay-tests --bin forebay-sim -- --seed $(SEED)
+
+clean:
+	cargo clean
