@@ -186,13 +186,19 @@ pub struct Client<R> {
 
 impl<R> Clone for Client<R> {
     fn clone(&self) -> Self {
-        Self { rings: self.rings.clone(), clock: self.clock.clone(), io_timeout: self.io_timeout }
+        Self {
+            rings: self.rings.clone(),
+            clock: self.clock.clone(),
+            io_timeout: self.io_timeout,
+        }
     }
 }
 
 impl<R> fmt::Debug for Client<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Client").field("cores", &self.rings.len()).finish_non_exhaustive()
+        f.debug_struct("Client")
+            .field("cores", &self.rings.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -204,7 +210,11 @@ impl<R: Reply> Client<R> {
         clock: Arc<dyn Clock + Send + Sync>,
         io_timeout: Duration,
     ) -> Self {
-        Self { rings, clock, io_timeout }
+        Self {
+            rings,
+            clock,
+            io_timeout,
+        }
     }
 
     /// Number of engine cores.
@@ -265,7 +275,10 @@ impl<R: Reply> Client<R> {
         if u64::from(len) <= stripe_left {
             let want = u64::from(want_bytes.max(len)).min(stripe_left) as u32;
             let request = part(offset, len, want, Answer::Whole(reply));
-            return self.ring_of_stripe(object, offset).push(request).map_err(whole_reply);
+            return self
+                .ring_of_stripe(object, offset)
+                .push(request)
+                .map_err(whole_reply);
         }
         let first = stripe_left as u32;
         let join = Arc::new(Join(Mutex::new(JoinState {
@@ -277,13 +290,34 @@ impl<R: Reply> Client<R> {
         let next = offset + stripe_left;
         let want = want_bytes.max(len) - first;
         let requests = [
-            (offset, part(offset, first, first, Answer::Part(join.clone(), Half::First))),
-            (next, part(next, len - first, want, Answer::Part(join.clone(), Half::Second))),
+            (
+                offset,
+                part(
+                    offset,
+                    first,
+                    first,
+                    Answer::Part(join.clone(), Half::First),
+                ),
+            ),
+            (
+                next,
+                part(
+                    next,
+                    len - first,
+                    want,
+                    Answer::Part(join.clone(), Half::Second),
+                ),
+            ),
         ];
         for (at, request) in requests {
             if self.ring_of_stripe(object, at).push(request).is_err() {
                 // The other part, if it was pushed, finds the reply gone and is dropped.
-                return join.0.lock().reply.take().map_or(Ok(()), |reply| Err(Full(reply)));
+                return join
+                    .0
+                    .lock()
+                    .reply
+                    .take()
+                    .map_or(Ok(()), |reply| Err(Full(reply)));
             }
         }
         Ok(())
@@ -298,8 +332,15 @@ impl<R: Reply> Client<R> {
         while at < end {
             let stripe_end = at - at % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
             let len_bytes = (stripe_end.min(end) - at) as u32;
-            let request = PrefetchRequest { object: object.clone(), offset: at, len_bytes, deadline };
-            let _ = self.ring_of_stripe(object, at).push(Request::Prefetch(request));
+            let request = PrefetchRequest {
+                object: object.clone(),
+                offset: at,
+                len_bytes,
+                deadline,
+            };
+            let _ = self
+                .ring_of_stripe(object, at)
+                .push(Request::Prefetch(request));
             at = stripe_end;
         }
     }
@@ -316,11 +357,18 @@ impl<R: Reply> Client<R> {
     ) -> Result<(), Full<Callback<Result<ObjectMeta, OriginError>>>> {
         let core = Slot::of_name(&key).core(self.rings.len());
         let deadline = self.clock.now() + self.io_timeout;
-        let request = Request::Head(HeadRequest { bucket: bucket.clone(), key, deadline, reply });
-        self.rings[core].push(request).map_err(|Full(request)| match request {
-            Request::Head(request) => Full(request.reply),
-            _ => unreachable!("the ring gives back what was pushed"),
-        })
+        let request = Request::Head(HeadRequest {
+            bucket: bucket.clone(),
+            key,
+            deadline,
+            reply,
+        });
+        self.rings[core]
+            .push(request)
+            .map_err(|Full(request)| match request {
+                Request::Head(request) => Full(request.reply),
+                _ => unreachable!("the ring gives back what was pushed"),
+            })
     }
 
     /// One page of a listing, from the origin; concurrent requests for one page share one LIST.
@@ -335,17 +383,25 @@ impl<R: Reply> Client<R> {
     ) -> Result<(), Full<Callback<Result<Arc<ListPage>, OriginError>>>> {
         let core = Slot::of_name(&request.prefix).core(self.rings.len());
         let deadline = self.clock.now() + self.io_timeout;
-        let request = Request::List(ListPageRequest { request, deadline, reply });
-        self.rings[core].push(request).map_err(|Full(request)| match request {
-            Request::List(request) => Full(request.reply),
-            _ => unreachable!("the ring gives back what was pushed"),
-        })
+        let request = Request::List(ListPageRequest {
+            request,
+            deadline,
+            reply,
+        });
+        self.rings[core]
+            .push(request)
+            .map_err(|Full(request)| match request {
+                Request::List(request) => Full(request.reply),
+                _ => unreachable!("the ring gives back what was pushed"),
+            })
     }
 
     /// Calls `reply` once for each core, with that core's counters.
     pub fn stats(&self, reply: impl Fn(Box<CoreStats>) + Clone + Send + 'static) {
         for ring in self.rings.iter() {
-            let request = StatsRequest { reply: Box::new(reply.clone()) };
+            let request = StatsRequest {
+                reply: Box::new(reply.clone()),
+            };
             let _ = ring.push(Request::Stats(request));
         }
     }
@@ -360,7 +416,10 @@ impl<R: Reply> Client<R> {
 
 fn whole_reply<R>(Full(request): Full<Request<R>>) -> Full<R> {
     match request {
-        Request::Read(ReadRequest { answer: Answer::Whole(reply), .. }) => Full(reply),
+        Request::Read(ReadRequest {
+            answer: Answer::Whole(reply),
+            ..
+        }) => Full(reply),
         _ => unreachable!("the ring gives back what was pushed"),
     }
 }

@@ -15,7 +15,10 @@ pub struct OriginError {
 impl OriginError {
     /// An error of `kind` with a text for people.
     pub fn new(kind: OriginErrorKind, detail: impl Into<Box<str>>) -> Self {
-        Self { kind, detail: detail.into() }
+        Self {
+            kind,
+            detail: detail.into(),
+        }
     }
 }
 
@@ -61,7 +64,10 @@ impl OriginErrorKind {
     /// Whether another attempt may succeed.
     pub fn is_transient(self) -> bool {
         use OriginErrorKind::*;
-        matches!(self, Throttled | Unavailable | Timeout | ShortBody | BadAnswer | Cancelled)
+        matches!(
+            self,
+            Throttled | Unavailable | Timeout | ShortBody | BadAnswer | Cancelled
+        )
     }
 }
 

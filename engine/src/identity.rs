@@ -76,7 +76,11 @@ impl ObjectVersion {
     /// Names a version; the id follows from the other fields.
     pub fn new(bucket: Arc<Bucket>, key: Arc<str>, validator: Validator, size_bytes: u64) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("forebay object version v1");
-        for field in [bucket.endpoint.as_bytes(), bucket.name.as_bytes(), key.as_bytes()] {
+        for field in [
+            bucket.endpoint.as_bytes(),
+            bucket.name.as_bytes(),
+            key.as_bytes(),
+        ] {
             hasher.update(&(field.len() as u64).to_le_bytes());
             hasher.update(field);
         }
@@ -94,18 +98,29 @@ impl ObjectVersion {
         hasher.update(&size_bytes.to_le_bytes());
         let mut id = [0u8; 16];
         id.copy_from_slice(&hasher.finalize().as_bytes()[..16]);
-        Self { id: ObjectId(u128::from_le_bytes(id)), bucket, key, validator, size_bytes }
+        Self {
+            id: ObjectId(u128::from_le_bytes(id)),
+            bucket,
+            key,
+            validator,
+            size_bytes,
+        }
     }
 
     /// The block that holds byte `offset`.
     pub fn block(&self, offset: u64) -> BlockId {
-        BlockId { object: self.id, index: (offset / BLOCK_BYTES as u64) as u32 }
+        BlockId {
+            object: self.id,
+            index: (offset / BLOCK_BYTES as u64) as u32,
+        }
     }
 
     /// Bytes of block `index`: [`BLOCK_BYTES`] but for the last, 0 beyond the end.
     pub fn block_len_bytes(&self, index: u32) -> usize {
         let start = u64::from(index) * BLOCK_BYTES as u64;
-        self.size_bytes.saturating_sub(start).min(BLOCK_BYTES as u64) as usize
+        self.size_bytes
+            .saturating_sub(start)
+            .min(BLOCK_BYTES as u64) as usize
     }
 }
 
@@ -156,5 +171,81 @@ impl Slot {
     /// Which of `cores` cores the slot belongs to: contiguous, even ranges.
     pub fn core(self, cores: usize) -> usize {
         (u64::from(self.0) * cores as u64 / u64::from(SLOTS)) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(key: &str, etag: &str, size_bytes: u64) -> ObjectVersion {
+        let bucket = Bucket {
+            endpoint: "http://127.0.0.1:9000".into(),
+            name: "data".into(),
+        };
+        ObjectVersion::new(
+            Arc::new(bucket),
+            key.into(),
+            Validator::ETag(etag.into()),
+            size_bytes,
+        )
+    }
+
+    /// Blocks outlive processes and travel between nodes: these values must never change.
+    #[test]
+    fn golden_ids_and_slots() {
+        let object = version("a/b.bin", "\"0123\"", 1 << 30);
+        let slots: Vec<u32> = [0, 16 << 20, 1 << 29]
+            .map(|offset| Slot::of_stripe(object.id, offset).0)
+            .to_vec();
+        let name = Slot::of_name("a/").0;
+        assert_eq!(
+            format!("{} {slots:?} {name}", object.id),
+            "15ff5c69e7ce036fba85715bd1b30138 [58927, 52672, 1472] 60793"
+        );
+    }
+
+    #[test]
+    fn every_field_makes_another_version() {
+        let base = version("k", "\"e\"", 1);
+        let modified = ObjectVersion::new(
+            base.bucket.clone(),
+            base.key.clone(),
+            Validator::Modified(0),
+            base.size_bytes,
+        );
+        let others = [
+            version("k2", "\"e\"", 1),
+            version("k", "\"f\"", 1),
+            version("k", "\"e\"", 2),
+            modified,
+        ];
+        assert!(others.iter().all(|other| other.id != base.id));
+        assert_eq!(version("k", "\"e\"", 1).id, base.id);
+    }
+
+    #[test]
+    fn slots_spread_over_cores_by_even_contiguous_ranges() {
+        for cores in [1, 3, 7, 64] {
+            let mut counts = vec![0u32; cores];
+            let mut last = 0;
+            for slot in 0..SLOTS {
+                let core = Slot(slot).core(cores);
+                assert!(core >= last);
+                last = core;
+                counts[core] += 1;
+            }
+            let (least, most) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(most - least <= 1, "{cores} cores: {counts:?}");
+        }
+    }
+
+    #[test]
+    fn the_last_block_is_as_long_as_the_rest() {
+        let object = version("k", "\"e\"", BLOCK_BYTES as u64 + 5);
+        assert_eq!(
+            [0, 1, 2].map(|n| object.block_len_bytes(n)),
+            [BLOCK_BYTES, 5, 0]
+        );
     }
 }

@@ -88,12 +88,24 @@ pub const IO_TIMEOUT_DEFAULT_MS: u64 = 30_000;
 
 const _: () = {
     assert!(SUB_BLOCKS_PER_BLOCK == u64::BITS as usize);
-    assert!(BLOCK_BYTES % CHUNK_BYTES == 0 && CHUNK_BYTES % SUB_BLOCK_BYTES == 0);
-    assert!(STRIPE_BYTES % BLOCK_BYTES == 0 && SUB_BLOCK_BYTES % PAGE_BYTES == 0);
-    assert!(READ_BYTES_MAX <= CHUNK_BYTES, "a read touches two blocks at most");
-    assert!(GET_BYTES_MAX <= STRIPE_BYTES, "a fill stays within one core's stripe");
-    assert!(PREFETCH_GETS_PER_CORE_MAX < GETS_PER_CORE_MAX, "readers keep GETs of their own");
-    assert!(ARENA_BYTES_MIN >= 4 * 2 * CHUNK_BYTES, "two-part reads of several readers fit");
+    assert!(BLOCK_BYTES.is_multiple_of(CHUNK_BYTES) && CHUNK_BYTES.is_multiple_of(SUB_BLOCK_BYTES));
+    assert!(STRIPE_BYTES.is_multiple_of(BLOCK_BYTES) && SUB_BLOCK_BYTES.is_multiple_of(PAGE_BYTES));
+    assert!(
+        READ_BYTES_MAX <= CHUNK_BYTES,
+        "a read touches two blocks at most"
+    );
+    assert!(
+        GET_BYTES_MAX <= STRIPE_BYTES,
+        "a fill stays within one core's stripe"
+    );
+    assert!(
+        PREFETCH_GETS_PER_CORE_MAX < GETS_PER_CORE_MAX,
+        "readers keep GETs of their own"
+    );
+    assert!(
+        ARENA_BYTES_MIN >= 4 * 2 * CHUNK_BYTES,
+        "two-part reads of several readers fit"
+    );
     assert!(SLOTS.is_power_of_two() && CORES_MAX <= SLOTS as usize);
     assert!(BACKOFF_FIRST_MS > 0 && BACKOFF_FIRST_MS <= BACKOFF_MAX_MS);
 };

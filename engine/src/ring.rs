@@ -1,7 +1,7 @@
 //! How work reaches a core: one bounded ring, and a doorbell that wakes the core when it sleeps.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::task::Waker;
 
 use crossbeam_queue::ArrayQueue;
@@ -24,7 +24,10 @@ pub struct Doorbell {
 impl Doorbell {
     /// A doorbell that wakes by `waker` (in production: a thread's unpark or an eventfd).
     pub fn new(waker: Waker) -> Arc<Self> {
-        Arc::new(Self { sleeping: AtomicBool::new(false), waker })
+        Arc::new(Self {
+            sleeping: AtomicBool::new(false),
+            waker,
+        })
     }
 
     /// Tells the core that work is there. Call it after the work is visible.
@@ -57,7 +60,10 @@ pub struct CoreRing<R> {
 impl<R> CoreRing<R> {
     /// An empty ring of [`RING_ENTRIES`].
     pub fn new(doorbell: Arc<Doorbell>) -> Arc<Self> {
-        Arc::new(Self { queue: ArrayQueue::new(RING_ENTRIES), doorbell })
+        Arc::new(Self {
+            queue: ArrayQueue::new(RING_ENTRIES),
+            doorbell,
+        })
     }
 
     /// Hands a request over and wakes the core.

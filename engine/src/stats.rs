@@ -139,9 +139,8 @@ const LATENCY_NS_MAX: u64 = 1 << 37;
 
 impl Default for CoreStats {
     fn default() -> Self {
-        let histogram = || {
-            Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("constant bounds are valid")
-        };
+        let histogram =
+            || Histogram::new_with_bounds(1, LATENCY_NS_MAX, 2).expect("constant bounds are valid");
         Self {
             reads: 0,
             read_bytes: 0,

@@ -37,11 +37,14 @@ impl BufferClass {
 
     /// The smallest class that holds `len` bytes; none beyond a chunk.
     pub const fn fitting(len: usize) -> Option<BufferClass> {
-        match len {
-            0..=PAGE_BYTES => Some(BufferClass::Page),
-            0..=SUB_BLOCK_BYTES => Some(BufferClass::SubBlock),
-            0..=CHUNK_BYTES => Some(BufferClass::Chunk),
-            _ => None,
+        if len <= PAGE_BYTES {
+            Some(BufferClass::Page)
+        } else if len <= SUB_BLOCK_BYTES {
+            Some(BufferClass::SubBlock)
+        } else if len <= CHUNK_BYTES {
+            Some(BufferClass::Chunk)
+        } else {
+            None
         }
     }
 
@@ -56,7 +59,8 @@ impl BufferClass {
 
 /// Children of one frame of the next larger class; the same at both levels.
 pub(super) const CHILDREN: usize = 16;
-const _: () = assert!(CHUNK_BYTES / SUB_BLOCK_BYTES == CHILDREN && SUB_BLOCK_BYTES / PAGE_BYTES == CHILDREN);
+const _: () =
+    assert!(CHUNK_BYTES / SUB_BLOCK_BYTES == CHILDREN && SUB_BLOCK_BYTES / PAGE_BYTES == CHILDREN);
 
 /// The mapping. Unmapped when the last frame is gone.
 #[derive(Debug)]
@@ -70,13 +74,21 @@ impl Slab {
     /// # Errors
     /// When the kernel refuses the mapping.
     pub(super) fn frames(chunks: usize) -> io::Result<Vec<Frame>> {
-        let len = chunks.checked_mul(CHUNK_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
+        let len = chunks
+            .checked_mul(CHUNK_BYTES)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
         let map = MmapOptions::new().len(len).map_anon()?;
         // Huge pages save TLB misses in every copy; without them everything works as well.
         let _ = map.advise(memmap2::Advice::HugePage);
-        let slab = Arc::new(Slab { map: MmapRaw::from(map) });
+        let slab = Arc::new(Slab {
+            map: MmapRaw::from(map),
+        });
         Ok((0..chunks)
-            .map(|n| Frame { slab: slab.clone(), offset: n * CHUNK_BYTES, class: BufferClass::Chunk })
+            .map(|n| Frame {
+                slab: slab.clone(),
+                offset: n * CHUNK_BYTES,
+                class: BufferClass::Chunk,
+            })
             .collect())
     }
 }
@@ -135,14 +147,16 @@ impl Frame {
     /// The frames back, when they are not exactly the children of one parent.
     pub(super) fn join(mut children: Vec<Frame>) -> Result<Frame, Vec<Frame>> {
         children.sort_unstable_by_key(|frame| frame.offset);
-        let Some(first) = children.first() else { return Err(children) };
+        let Some(first) = children.first() else {
+            return Err(children);
+        };
         let class = match first.class {
             BufferClass::Page => BufferClass::SubBlock,
             BufferClass::SubBlock => BufferClass::Chunk,
             BufferClass::Chunk => return Err(children),
         };
         let whole = children.len() == CHILDREN
-            && first.offset % class.bytes() == 0
+            && first.offset.is_multiple_of(class.bytes())
             && children.iter().enumerate().all(|(n, frame)| {
                 frame.class == first.class
                     && Arc::ptr_eq(&frame.slab, &first.slab)
@@ -151,7 +165,11 @@ impl Frame {
         if !whole {
             return Err(children);
         }
-        Ok(Frame { slab: first.slab.clone(), offset: first.offset, class })
+        Ok(Frame {
+            slab: first.slab.clone(),
+            offset: first.offset,
+            class,
+        })
     }
 }
 

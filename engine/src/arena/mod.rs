@@ -79,18 +79,27 @@ impl Lease {
 
     /// The class.
     pub fn class(&self) -> BufferClass {
-        self.frame.as_ref().expect("a lease has a frame until it is dropped").class()
+        self.frame
+            .as_ref()
+            .expect("a lease has a frame until it is dropped")
+            .class()
     }
 
     /// The bytes to read.
     pub fn bytes(&self) -> &[u8] {
-        let frame = self.frame.as_ref().expect("a lease has a frame until it is dropped");
+        let frame = self
+            .frame
+            .as_ref()
+            .expect("a lease has a frame until it is dropped");
         &frame.bytes()[..self.len as usize]
     }
 
     /// The bytes to fill. What they hold before is whatever the last use left.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        let frame = self.frame.as_mut().expect("a lease has a frame until it is dropped");
+        let frame = self
+            .frame
+            .as_mut()
+            .expect("a lease has a frame until it is dropped");
         &mut frame.bytes_mut()[..self.len as usize]
     }
 }
@@ -196,7 +205,9 @@ impl Arena {
     /// # Errors
     /// [`Denied::Share`] when the share's room is used up, [`Denied::Memory`] when no frame is free.
     pub fn lease(&mut self, len: usize, share: Share) -> Result<Lease, Denied> {
-        let class = BufferClass::fitting(len).filter(|_| len > 0).ok_or(Denied::Memory)?;
+        let class = BufferClass::fitting(len)
+            .filter(|_| len > 0)
+            .ok_or(Denied::Memory)?;
         self.reclaim();
         if self.in_flight_bytes[share as usize] + class.bytes() > self.room_bytes(share) {
             return Err(Denied::Share);
@@ -224,7 +235,10 @@ impl Arena {
 
     /// Makes a filled lease readable by many. Only leases of this arena.
     pub fn freeze(&mut self, mut lease: Lease) -> Frozen {
-        debug_assert!(Arc::ptr_eq(&lease.home, &self.home), "the lease belongs to another core");
+        debug_assert!(
+            Arc::ptr_eq(&lease.home, &self.home),
+            "the lease belongs to another core"
+        );
         if let Use::InFlight(share) = lease.usage {
             self.in_flight_bytes[share as usize] -= lease.class().bytes();
             self.frozen_bytes += lease.class().bytes();
@@ -284,7 +298,9 @@ impl Arena {
             BufferClass::Page => BufferClass::SubBlock.bytes(),
         };
         let parent = frame.offset() / parent_bytes * parent_bytes;
-        let Some(families) = self.families(frame.class()) else { return };
+        let Some(families) = self.families(frame.class()) else {
+            return;
+        };
         let family = families.free.entry(parent).or_default();
         family.push(frame);
         if family.len() == CHILDREN {
@@ -342,7 +358,10 @@ mod tests {
         lease.bytes_mut().fill(7);
         let frozen = arena.freeze(lease);
         let again = frozen.clone();
-        assert_eq!((arena.in_flight_bytes(), arena.frozen_bytes()), (0, SUB_BLOCK_BYTES));
+        assert_eq!(
+            (arena.in_flight_bytes(), arena.frozen_bytes()),
+            (0, SUB_BLOCK_BYTES)
+        );
         drop(frozen);
         arena.reclaim();
         assert!(again.iter().all(|byte| *byte == 7) && again.len() == SUB_BLOCK_BYTES - 1);

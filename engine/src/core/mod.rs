@@ -1,22 +1,52 @@
 //! One core: its slice of the cache, and the turn that drives it.
+//!
+//! | file | role |
+//! |---|---|
+//! | `read` | a read's life, from the ring to its answer |
+//! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
+//! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
+//! | `index` | which sub-blocks are present, promised, waited for |
+//! | `s3fifo` | what to evict |
+//! | `timers`, `retry` | deadlines, back-off |
+
+mod fill;
+mod index;
+mod metadata;
+mod read;
+mod retry;
+mod s3fifo;
+#[cfg(test)]
+mod tests;
+mod timers;
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use fill::{FillKey, Fills};
+use index::{Index, StableMap};
+use metadata::{Finding, LookupKey, Lookups};
+use read::Read;
+use timers::{Due, Timers};
+
 use crate::arena::Arena;
-use crate::ports::{Platform, Time};
+use crate::client::{PrefetchRequest, Request};
+use crate::limits::{
+    METADATA_PER_CORE_MAX, POLL_BUDGET, READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
+};
+use crate::ports::{Class, Clock, Origin, OriginEvent, OriginTag, Platform, Time};
 use crate::ring::CoreRing;
+use crate::stats::CoreStats;
 
 /// What a core is made of.
 #[allow(missing_debug_implementations)]
 pub struct Parts<P: Platform> {
-    /// Its device queue.
+    /// Its device queue. Held for the disk tier; not polled yet.
     pub device: P::Device,
-    /// Its connections.
+    /// Its connections. Held for the cache group; not polled yet.
     pub transport: P::Transport,
     /// Its way to object storage.
     pub origin: P::Origin,
-    /// Its view of the group.
+    /// Its view of the group. Held for the cache group; not polled yet.
     pub membership: P::Membership,
     /// The process's clock.
     pub clock: P::Clock,
@@ -59,27 +89,207 @@ pub struct Budget {
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { requests: crate::limits::RING_BUDGET, completions: crate::limits::POLL_BUDGET }
+        Self {
+            requests: RING_BUDGET,
+            completions: POLL_BUDGET,
+        }
     }
 }
 
-/// One core.
+/// Whose operation at the origin a tag names.
+#[derive(Clone, Copy, Debug)]
+enum Tagged {
+    Fill(FillKey),
+    Lookup(LookupKey),
+}
+
+/// One core. Not `Send`: it is made on the thread that turns it.
 #[allow(missing_debug_implementations)]
 pub struct Core<P: Platform> {
     parts: Parts<P>,
     config: CoreConfig,
+    index: Index,
+    reads: slab::Slab<Read<P::Reply>>,
+    fills: Fills,
+    lookups: Lookups,
+    timers: Timers,
+    tags: StableMap<u64, Tagged>,
+    stats: CoreStats,
+    /// Where a read that lies in several pieces is put together.
+    bounce: Vec<u8>,
+    get_bytes_max: usize,
+    last_id: u64,
+    shutting_down: bool,
 }
 
 impl<P: Platform> Core<P> {
     /// A core with an empty cache.
     pub fn new(parts: Parts<P>, config: CoreConfig) -> Self {
-        Self { parts, config }
+        let arena_bytes = parts.arena.capacity_bytes();
+        Self {
+            parts,
+            config,
+            index: Index::new(arena_bytes),
+            reads: slab::Slab::new(),
+            fills: Fills::default(),
+            lookups: Lookups::default(),
+            timers: Timers::default(),
+            tags: StableMap::default(),
+            stats: CoreStats::default(),
+            bounce: Vec::with_capacity(READ_BYTES_MAX),
+            get_bytes_max: fill::get_bytes_max(arena_bytes),
+            last_id: 0,
+            shutting_down: false,
+        }
     }
 
-    /// Takes requests and completions, advances every machine that can advance, submits.
+    /// Takes completions and requests, advances every machine that can advance, submits.
     /// Nothing else changes the core's state. Never waits.
-    pub fn turn(&mut self, _budget: Budget) -> Turn {
-        let _ = (&self.parts, &self.config);
-        Turn { progressed: false, wake_at: Time::NEVER }
+    ///
+    /// To sleep without losing a wake-up: announce it at the doorbell, turn once more as the last
+    /// look, and wait only if that turn made no progress.
+    pub fn turn(&mut self, budget: Budget) -> Turn {
+        let now = self.parts.clock.now();
+        let mut progressed = self.take_completions(now, budget.completions);
+        progressed |= self.take_requests(now, budget.requests);
+        progressed |= self.fire_timers(now);
+        self.start_lookups(now);
+        self.start_fills(now);
+        self.parts.arena.reclaim();
+        Turn {
+            progressed,
+            wake_at: self.timers.next(),
+        }
+    }
+
+    /// Whether nothing waits and nothing is at the origin: after a shutdown, the core may be dropped.
+    pub fn is_quiet(&self) -> bool {
+        self.reads.is_empty()
+            && self.fills.len() == 0
+            && self.lookups.len() == 0
+            && self.tags.is_empty()
+    }
+
+    /// The arena, for its accounts.
+    pub fn arena(&self) -> &Arena {
+        &self.parts.arena
+    }
+
+    /// The counters as of now.
+    pub fn stats(&self) -> CoreStats {
+        let mut stats = self.stats.clone();
+        stats.reads_waiting = self.reads.len() as u64;
+        stats.evictions = self.index.evictions;
+        stats.blocks = self.index.len() as u64;
+        stats.memory_bytes = self.parts.arena.capacity_bytes() as u64;
+        stats.memory_used_bytes = self.parts.arena.frozen_bytes() as u64;
+        stats.memory_in_flight_bytes = self.parts.arena.in_flight_bytes() as u64;
+        stats
+    }
+
+    /// Ids of reads, fills and lookups, and tags at the origin: one counter, nothing twice.
+    fn next_id(&mut self) -> u64 {
+        self.last_id += 1;
+        self.last_id
+    }
+
+    fn take_completions(&mut self, now: Time, budget: usize) -> bool {
+        for taken in 0..budget {
+            let Some(event) = self.parts.origin.poll() else {
+                return taken > 0;
+            };
+            match event {
+                OriginEvent::Filled { tag, lease } => {
+                    if let Some(Tagged::Fill(key)) = self.tags.get(&tag.0).copied() {
+                        self.part_filled(now, key, lease);
+                    }
+                }
+                OriginEvent::GetDone {
+                    tag,
+                    result,
+                    unfilled,
+                    wasted_bytes,
+                } => {
+                    drop(unfilled);
+                    if let Some(Tagged::Fill(key)) = self.tags.remove(&tag.0) {
+                        self.get_done(now, key, result, wasted_bytes);
+                    }
+                }
+                OriginEvent::Head { tag, result } => {
+                    self.found(now, tag, result.map(Finding::Head))
+                }
+                OriginEvent::List { tag, result } => {
+                    self.found(now, tag, result.map(|page| Finding::List(Arc::new(page))));
+                }
+            }
+        }
+        budget > 0
+    }
+
+    fn found(
+        &mut self,
+        now: Time,
+        tag: OriginTag,
+        result: Result<Finding, crate::errors::OriginError>,
+    ) {
+        if let Some(Tagged::Lookup(key)) = self.tags.remove(&tag.0) {
+            self.lookup_done(now, key, result);
+        }
+    }
+
+    fn take_requests(&mut self, now: Time, budget: usize) -> bool {
+        for taken in 0..budget {
+            if self.reads.len() >= READS_PER_CORE_MAX || self.lookups.len() >= METADATA_PER_CORE_MAX
+            {
+                return taken > 0;
+            }
+            let Some(request) = self.parts.ring.pop() else {
+                return taken > 0;
+            };
+            match request {
+                Request::Read(read) => self.accept_read(now, read),
+                Request::Prefetch(prefetch) => self.accept_prefetch(now, prefetch),
+                Request::Head(head) => self.accept_head(now, head),
+                Request::List(list) => self.accept_list(now, list),
+                Request::Stats(request) => (request.reply)(Box::new(self.stats())),
+                Request::Shutdown => self.shut_down(),
+            }
+        }
+        budget > 0
+    }
+
+    fn accept_prefetch(&mut self, now: Time, request: PrefetchRequest) {
+        let PrefetchRequest {
+            object,
+            offset,
+            len_bytes,
+            deadline,
+        } = request;
+        let end = offset
+            .saturating_add(u64::from(len_bytes))
+            .min(object.size_bytes);
+        if !self.shutting_down && offset < end && deadline > now {
+            self.plan(&object, offset..end, end, Class::Prefetch, deadline);
+        }
+    }
+
+    fn fire_timers(&mut self, now: Time) -> bool {
+        let mut fired = false;
+        while let Some(due) = self.timers.expired(now) {
+            fired = true;
+            match due {
+                Due::Read(key) => self.time_out_read(key),
+                Due::Fill(key) => self.fill_due(key),
+                Due::Lookup(key) => self.lookup_due(now, key),
+            }
+        }
+        fired
+    }
+
+    fn shut_down(&mut self) {
+        self.shutting_down = true;
+        self.refuse_all_reads();
+        self.refuse_all_lookups();
+        self.cancel_fills();
     }
 }

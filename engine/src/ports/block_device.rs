@@ -138,7 +138,10 @@ pub struct NoDevice {
 
 impl BlockDevice for NoDevice {
     fn geometry(&self) -> DeviceGeometry {
-        DeviceGeometry { sector_bytes: 4096, capacity_bytes: 0 }
+        DeviceGeometry {
+            sector_bytes: 4096,
+            capacity_bytes: 0,
+        }
     }
 
     fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {

@@ -100,7 +100,12 @@ pub struct ObjectMeta {
 impl ObjectMeta {
     /// The version that these attributes describe.
     pub fn version(&self, bucket: &Arc<Bucket>) -> ObjectVersion {
-        ObjectVersion::new(bucket.clone(), self.key.clone(), self.validator.clone(), self.size_bytes)
+        ObjectVersion::new(
+            bucket.clone(),
+            self.key.clone(),
+            self.validator.clone(),
+            self.size_bytes,
+        )
     }
 }
 

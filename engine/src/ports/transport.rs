@@ -186,7 +186,9 @@ impl Transport for NoTransport {
                 result: Err(TransportError::Unreachable),
                 checksums: Box::default(),
             },
-            TransportOp::Answer { handle, payload, .. } => TransportEvent::Answered { handle, payload },
+            TransportOp::Answer {
+                handle, payload, ..
+            } => TransportEvent::Answered { handle, payload },
         });
         Ok(())
     }

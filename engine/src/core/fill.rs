@@ -1,0 +1,642 @@
+//! A fill's life: sub-blocks that are missing, on their way from the origin into the index.
+//!
+//! ```text
+//! planned -> queued -> running -> filled part by part -> done
+//!              ^         | failed, transient, deadline ahead
+//!              +- back-off        | failed for good: waiting reads get the error
+//! ```
+//!
+//! Fills are the single flight: a sub-block is promised (`Block::in_flight`) by one fill at most,
+//! whoever needs it meanwhile waits at the block. A fill outlives the read that began it, and
+//! lives until the last deadline of those that joined.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::index::{BlockKey, Filling, Mask, Piece, mask};
+use super::timers::Due;
+use super::{Core, Tagged, retry};
+use crate::arena::{Denied, Lease, Share};
+use crate::errors::{OriginError, OriginErrorKind, ReadError};
+use crate::identity::{BlockId, ObjectVersion};
+use crate::limits::{
+    BLOCK_BYTES, CHUNK_BYTES, FILLS_PER_CORE_MAX, GETS_PER_CORE_MAX, PREFETCH_GETS_PER_CORE_MAX,
+    STRIPE_BYTES, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK, SUB_BLOCKS_PER_CHUNK,
+};
+use crate::ports::{Class, Full, GetOp, Origin, OriginOp, OriginTag, Platform, Time};
+use crate::stats::Reason;
+
+/// Names a fill; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct FillKey {
+    slot: usize,
+    id: u64,
+}
+
+/// What one lease of a fill brings: a whole chunk or one sub-block.
+#[derive(Debug)]
+struct Part {
+    block: BlockKey,
+    first_sub: usize,
+    subs: usize,
+    offset: u64,
+    len_bytes: usize,
+    reason: Reason,
+}
+
+impl Part {
+    fn mask(&self) -> Mask {
+        mask(self.first_sub, self.subs)
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    Queued,
+    Running {
+        tag: OriginTag,
+        stalls_at: Time,
+        cancelled: bool,
+        progressed: bool,
+    },
+    BackingOff {
+        until: Time,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Fill {
+    id: u64,
+    object: Arc<ObjectVersion>,
+    /// What has not arrived yet, in the order of the object.
+    parts: VecDeque<Part>,
+    class: Class,
+    deadline: Time,
+    /// Failed attempts since bytes last arrived.
+    attempt: u32,
+    state: State,
+}
+
+/// Fills and what the origin is asked for.
+#[derive(Debug, Default)]
+pub(super) struct Fills {
+    all: slab::Slab<Fill>,
+    demand: VecDeque<FillKey>,
+    prefetch: VecDeque<FillKey>,
+    running: usize,
+}
+
+impl Fills {
+    fn get(&mut self, key: FillKey) -> Option<&mut Fill> {
+        self.all.get_mut(key.slot).filter(|fill| fill.id == key.id)
+    }
+
+    fn enqueue(&mut self, key: FillKey, class: Class) {
+        match class {
+            Class::Demand => self.demand.push_back(key),
+            Class::Prefetch | Class::WarmUp => self.prefetch.push_back(key),
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+}
+
+/// How an attempt to start a fill went.
+enum Start {
+    Started,
+    Stale,
+    NoMemory,
+    OriginFull,
+}
+
+impl<P: Platform> Core<P> {
+    /// Sees to it that every sub-block of `demand` is present or promised, and, where the end of
+    /// `demand` is missing, that what follows up to `want_end` comes with the same GET. Returns
+    /// whether some of it was promised already.
+    pub(super) fn plan(
+        &mut self,
+        object: &Arc<ObjectVersion>,
+        demand: Range<u64>,
+        want_end: u64,
+        class: Class,
+        deadline: Time,
+    ) -> bool {
+        let sub_bytes = SUB_BLOCK_BYTES as u64;
+        let stripe_end = demand.start - demand.start % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
+        let clip = |end: u64| {
+            end.min(object.size_bytes)
+                .min(stripe_end)
+                .div_ceil(sub_bytes)
+        };
+        let (demand_end, want_end) = (clip(demand.end), clip(want_end.max(demand.end)));
+        let mut joined = false;
+        let mut run: Option<u64> = None;
+        let mut sub = demand.start / sub_bytes;
+        while sub < demand_end || (run.is_some() && sub < want_end) {
+            let promised = self.promised(object, sub);
+            if let Some(by) = promised
+                && sub < demand_end
+            {
+                joined |= self.join(by, class, deadline);
+            }
+            let missing = promised.is_none() && !self.is_present(object, sub);
+            match (missing, run) {
+                (true, None) => run = Some(sub),
+                (false, Some(start)) => {
+                    self.add_fills(object, start..sub, &demand, class, deadline);
+                    run = None;
+                }
+                _ => {}
+            }
+            sub += 1;
+        }
+        if let Some(start) = run {
+            self.add_fills(object, start..sub, &demand, class, deadline);
+        }
+        joined
+    }
+
+    fn place(&self, object: &ObjectVersion, sub: u64) -> (BlockId, Mask) {
+        let index = (sub / SUB_BLOCKS_PER_BLOCK as u64) as u32;
+        let bit = mask((sub % SUB_BLOCKS_PER_BLOCK as u64) as usize, 1);
+        (
+            BlockId {
+                object: object.id,
+                index,
+            },
+            bit,
+        )
+    }
+
+    fn is_present(&self, object: &ObjectVersion, sub: u64) -> bool {
+        let (block, bit) = self.place(object, sub);
+        self.index
+            .find(block)
+            .is_some_and(|key| self.index.block(key).present & bit != 0)
+    }
+
+    fn promised(&self, object: &ObjectVersion, sub: u64) -> Option<FillKey> {
+        let (block, bit) = self.place(object, sub);
+        let block = self.index.block(self.index.find(block)?);
+        block
+            .fills
+            .iter()
+            .find(|filling| filling.brings & bit != 0)
+            .map(|filling| filling.fill)
+    }
+
+    /// Someone else needs what a fill brings: it lives as long as the newcomer may wait, and is as
+    /// urgent as the newcomer is.
+    fn join(&mut self, key: FillKey, class: Class, deadline: Time) -> bool {
+        let Some(fill) = self.fills.get(key) else {
+            return false;
+        };
+        fill.deadline = fill.deadline.max(deadline);
+        if class == Class::Demand && fill.class != Class::Demand {
+            fill.class = Class::Demand;
+            if matches!(fill.state, State::Queued) {
+                self.fills.demand.push_back(key);
+            }
+        }
+        true
+    }
+
+    /// Makes fills of the missing sub-blocks `run`, each at most one GET long.
+    fn add_fills(
+        &mut self,
+        object: &Arc<ObjectVersion>,
+        run: Range<u64>,
+        demand: &Range<u64>,
+        class: Class,
+        deadline: Time,
+    ) {
+        let mut sub = run.start;
+        while sub < run.end {
+            if class != Class::Demand && self.fills.len() >= FILLS_PER_CORE_MAX {
+                self.stats.prefetch_dropped += 1;
+                return;
+            }
+            let key = FillKey {
+                slot: self.fills.all.vacant_key(),
+                id: self.next_id(),
+            };
+            let mut parts = VecDeque::new();
+            let mut bytes = 0;
+            while sub < run.end && bytes < self.get_bytes_max {
+                let part = self.promise(object, sub..run.end, demand, class, key);
+                sub += part.subs as u64;
+                bytes += part.len_bytes;
+                parts.push_back(part);
+            }
+            let object = object.clone();
+            let fill = Fill {
+                id: key.id,
+                object,
+                parts,
+                class,
+                deadline,
+                attempt: 0,
+                state: State::Queued,
+            };
+            self.fills.all.insert(fill);
+            self.fills.enqueue(key, class);
+        }
+    }
+
+    /// The next part of a fill: a whole chunk where one is missing and would be well filled.
+    fn promise(
+        &mut self,
+        object: &Arc<ObjectVersion>,
+        missing: Range<u64>,
+        demand: &Range<u64>,
+        class: Class,
+        fill: FillKey,
+    ) -> Part {
+        let (id, _) = self.place(object, missing.start);
+        let block_len = object.block_len_bytes(id.index);
+        let first_sub = (missing.start % SUB_BLOCKS_PER_BLOCK as u64) as usize;
+        let start = first_sub * SUB_BLOCK_BYTES;
+        let chunk_len = CHUNK_BYTES.min(block_len - start);
+        let chunk_subs = chunk_len.div_ceil(SUB_BLOCK_BYTES);
+        let whole = first_sub.is_multiple_of(SUB_BLOCKS_PER_CHUNK)
+            && (missing.end - missing.start) as usize >= chunk_subs
+            && chunk_len > CHUNK_BYTES / 4 * 3;
+        let (subs, len_bytes) = if whole {
+            (chunk_subs, chunk_len)
+        } else {
+            (1, SUB_BLOCK_BYTES.min(block_len - start))
+        };
+        let offset = id.offset() + start as u64;
+        let key = self.index.find_or_insert(id);
+        let block = self.index.block_mut(key);
+        let brings = mask(first_sub, subs);
+        let asked = class == Class::Demand
+            && offset < demand.end
+            && demand.start < offset + len_bytes as u64;
+        let reason = match () {
+            () if block.spoiled & brings != 0 => Reason::Checksum,
+            () if block.was_evicted => Reason::Evicted,
+            () if asked => Reason::Cold,
+            () => Reason::Prefetch,
+        };
+        block.in_flight |= brings;
+        match block.fills.iter_mut().find(|filling| filling.fill == fill) {
+            Some(filling) => filling.brings |= brings,
+            None => block.fills.push(Filling { fill, brings }),
+        }
+        Part {
+            block: key,
+            first_sub,
+            subs,
+            offset,
+            len_bytes,
+            reason,
+        }
+    }
+
+    /// Starts what is queued, as far as the origin and the arena have room.
+    pub(super) fn start_fills(&mut self, now: Time) {
+        while self.fills.running < GETS_PER_CORE_MAX {
+            let Some(key) = self.fills.demand.pop_front() else {
+                break;
+            };
+            if let Start::NoMemory | Start::OriginFull = self.start(now, key) {
+                self.fills.demand.push_front(key);
+                return;
+            }
+        }
+        while self.fills.running < PREFETCH_GETS_PER_CORE_MAX {
+            let Some(key) = self.fills.prefetch.pop_front() else {
+                break;
+            };
+            if self
+                .fills
+                .get(key)
+                .is_some_and(|fill| fill.class == Class::Demand)
+            {
+                continue; // Promoted: it is in the other queue as well.
+            }
+            match self.start(now, key) {
+                Start::Started | Start::Stale => {}
+                Start::OriginFull => {
+                    self.fills.prefetch.push_front(key);
+                    return;
+                }
+                Start::NoMemory => {
+                    self.stats.prefetch_dropped += 1;
+                    self.abandon(key, &ReadError::Deadline);
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, now: Time, key: FillKey) -> Start {
+        let Some(fill) = self.fills.get(key) else {
+            return Start::Stale;
+        };
+        if !matches!(fill.state, State::Queued) {
+            return Start::Stale;
+        }
+        if fill.deadline <= now {
+            self.abandon(key, &ReadError::Deadline);
+            return Start::Stale;
+        }
+        let leases = self.lease_parts(key);
+        let tag = OriginTag(self.next_id());
+        let stall = retry::stall_limit(self.config.io_timeout);
+        let Some(fill) = self.fills.get(key) else {
+            return Start::Stale;
+        };
+        let (Some(first), false) = (fill.parts.front(), leases.is_empty()) else {
+            return Start::NoMemory;
+        };
+        let op = GetOp {
+            tag,
+            object: fill.object.clone(),
+            offset: first.offset,
+            leases,
+            deadline: fill.deadline,
+        };
+        if let Err(Full(_)) = self.parts.origin.submit(OriginOp::Get(op)) {
+            return Start::OriginFull;
+        }
+        let stalls_at = (now + stall).min(fill.deadline);
+        fill.state = State::Running {
+            tag,
+            stalls_at,
+            cancelled: false,
+            progressed: false,
+        };
+        if fill.attempt > 0 {
+            self.stats.retries += 1;
+        }
+        self.stats.gets += 1;
+        self.timers.set(stalls_at, Due::Fill(key));
+        self.tags.insert(tag.0, Tagged::Fill(key));
+        self.fills.running += 1;
+        Start::Started
+    }
+
+    /// Leases for the first parts of a fill, as many as there is room for.
+    fn lease_parts(&mut self, key: FillKey) -> Vec<Lease> {
+        let mut leases = Vec::new();
+        loop {
+            let Some(fill) = self.fills.get(key) else {
+                return leases;
+            };
+            let share = match fill.class {
+                Class::Demand => Share::Demand,
+                Class::Prefetch | Class::WarmUp => Share::Prefetch,
+            };
+            let Some(part) = fill.parts.get(leases.len()) else {
+                return leases;
+            };
+            let (len_bytes, subs) = (part.len_bytes, part.subs);
+            match self.lease(len_bytes, share) {
+                Ok(lease) => leases.push(lease),
+                Err(Denied::Memory) if subs > 1 => self.split_part(key, leases.len()),
+                Err(_) => return leases,
+            }
+        }
+    }
+
+    /// A lease, for which blocks are evicted as needed.
+    fn lease(&mut self, len_bytes: usize, share: Share) -> Result<Lease, Denied> {
+        // Frames of one chunk may be spread over many blocks: past this, a smaller buffer is the
+        // better answer than an empty cache.
+        let mut evictable_bytes = 16 * CHUNK_BYTES;
+        while self.index.is_over_full() && self.index.evict().is_some() {}
+        loop {
+            match self.parts.arena.lease(len_bytes, share) {
+                Err(Denied::Memory) if evictable_bytes > 0 => match self.index.evict() {
+                    Some(freed) => evictable_bytes = evictable_bytes.saturating_sub(freed),
+                    None => return Err(Denied::Memory),
+                },
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// Turns a chunk-sized part into sub-blocks, when there is no contiguous chunk to be had.
+    fn split_part(&mut self, key: FillKey, at: usize) {
+        let Some(fill) = self.fills.get(key) else {
+            return;
+        };
+        let Some(whole) = fill.parts.remove(at) else {
+            return;
+        };
+        for n in (0..whole.subs).rev() {
+            let start = n * SUB_BLOCK_BYTES;
+            fill.parts.insert(
+                at,
+                Part {
+                    block: whole.block,
+                    first_sub: whole.first_sub + n,
+                    subs: 1,
+                    offset: whole.offset + start as u64,
+                    len_bytes: SUB_BLOCK_BYTES.min(whole.len_bytes - start),
+                    reason: whole.reason,
+                },
+            );
+        }
+    }
+
+    /// The next lease of a GET is full.
+    pub(super) fn part_filled(&mut self, now: Time, key: FillKey, lease: Lease) {
+        let stall = retry::stall_limit(self.config.io_timeout);
+        let Some(fill) = self.fills.get(key) else {
+            return;
+        };
+        let Some(part) = fill.parts.pop_front() else {
+            return;
+        };
+        debug_assert_eq!(lease.len(), part.len_bytes, "leases come back in order");
+        fill.attempt = 0;
+        if let State::Running {
+            stalls_at,
+            progressed,
+            ..
+        } = &mut fill.state
+        {
+            let old = *stalls_at;
+            *stalls_at = (now + stall).min(fill.deadline.max(now));
+            *progressed = true;
+            let new = *stalls_at;
+            self.timers.clear(old, Due::Fill(key));
+            self.timers.set(new, Due::Fill(key));
+        }
+        self.stats.ledger.book(part.reason, part.len_bytes as u64);
+        let frozen = self.parts.arena.freeze(lease);
+        let seed = self.index.block(part.block).seed;
+        self.index.install(
+            part.block,
+            part.first_sub,
+            part.subs,
+            Piece::new(seed, part.first_sub, frozen),
+        );
+        self.unpromise(part.block, key, part.mask());
+        self.wake_readers(now, part.block, part.mask());
+    }
+
+    fn unpromise(&mut self, block: BlockKey, fill: FillKey, brought: Mask) {
+        let block = self.index.block_mut(block);
+        block.in_flight &= !brought;
+        for filling in &mut block.fills {
+            if filling.fill == fill {
+                filling.brings &= !brought;
+            }
+        }
+        block.fills.retain(|filling| filling.brings != 0);
+    }
+
+    /// A GET ended.
+    pub(super) fn get_done(
+        &mut self,
+        now: Time,
+        key: FillKey,
+        result: Result<(), OriginError>,
+        wasted_bytes: u64,
+    ) {
+        self.fills.running -= 1;
+        let Some(fill) = self.fills.get(key) else {
+            return;
+        };
+        let progressed = match fill.state {
+            State::Running {
+                stalls_at,
+                progressed,
+                ..
+            } => {
+                self.timers.clear(stalls_at, Due::Fill(key));
+                progressed
+            }
+            _ => false,
+        };
+        if fill.parts.is_empty() {
+            self.fills.all.remove(key.slot);
+            return;
+        }
+        let error = match result {
+            // There was room for some of the leases only: on with the rest.
+            Ok(()) if progressed => {
+                fill.state = State::Queued;
+                let class = fill.class;
+                return self.fills.enqueue(key, class);
+            }
+            Ok(()) => OriginError::new(
+                OriginErrorKind::BadAnswer,
+                "the origin ended a GET without bytes",
+            ),
+            Err(error) => error,
+        };
+        let reason = match error.kind {
+            OriginErrorKind::VersionChanged => Reason::VersionChanged,
+            _ => Reason::Retry,
+        };
+        self.stats.ledger.book(reason, wasted_bytes);
+        self.retry_or_fail(now, key, error);
+    }
+
+    fn retry_or_fail(&mut self, now: Time, key: FillKey, error: OriginError) {
+        let Some(fill) = self
+            .fills
+            .all
+            .get_mut(key.slot)
+            .filter(|fill| fill.id == key.id)
+        else {
+            return;
+        };
+        fill.attempt += 1;
+        let until = now + retry::backoff(fill.attempt, &mut self.parts.rng);
+        // Nobody waits for a prefetch: what a reader needs later is asked for again.
+        let worthwhile =
+            fill.class == Class::Demand && until < fill.deadline && !self.shutting_down;
+        if error.kind.is_transient() && worthwhile {
+            tracing::debug!(object = %fill.object.key, attempt = fill.attempt, %error, "origin GET failed; trying again");
+            fill.state = State::BackingOff { until };
+            self.timers.set(until, Due::Fill(key));
+            return;
+        }
+        if fill.class == Class::Demand {
+            tracing::warn!(object = %fill.object.key, %error, "origin GET failed");
+        }
+        let error = match error.kind {
+            OriginErrorKind::VersionChanged => ReadError::VersionChanged,
+            _ if self.shutting_down => ReadError::Shutdown,
+            _ => ReadError::Origin(error),
+        };
+        self.abandon(key, &error);
+    }
+
+    /// Ends a fill that is not running; whoever waits for it gets `error`.
+    fn abandon(&mut self, key: FillKey, error: &ReadError) {
+        if self.fills.get(key).is_none() {
+            return;
+        }
+        let fill = self.fills.all.remove(key.slot);
+        for part in &fill.parts {
+            self.unpromise(part.block, key, part.mask());
+        }
+        for part in &fill.parts {
+            self.fail_readers(part.block, part.mask(), error);
+        }
+        // Parts of one block follow each other; a forgotten key may be taken anew only by an
+        // insertion, and none happens here.
+        for part in &fill.parts {
+            self.index.forget_if_idle(part.block);
+        }
+    }
+
+    /// A fill's timer is due.
+    pub(super) fn fill_due(&mut self, key: FillKey) {
+        let Some(fill) = self.fills.get(key) else {
+            return;
+        };
+        match &mut fill.state {
+            State::Queued => {}
+            State::BackingOff { .. } => {
+                fill.state = State::Queued;
+                let class = fill.class;
+                self.fills.enqueue(key, class);
+            }
+            State::Running { tag, cancelled, .. } => {
+                if !std::mem::replace(cancelled, true) {
+                    let tag = *tag;
+                    self.parts.origin.cancel(tag);
+                }
+            }
+        }
+    }
+
+    /// Asks the origin to end every GET, and gives up what has not begun.
+    pub(super) fn cancel_fills(&mut self) {
+        let keys: Vec<FillKey> = self
+            .fills
+            .all
+            .iter()
+            .map(|(slot, fill)| FillKey { slot, id: fill.id })
+            .collect();
+        for key in keys {
+            match self.fills.get(key).map(|fill| &fill.state) {
+                Some(State::Running { .. }) => self.fill_due(key),
+                Some(State::BackingOff { until }) => {
+                    let until = *until;
+                    self.timers.clear(until, Due::Fill(key));
+                    self.abandon(key, &ReadError::Shutdown);
+                }
+                Some(State::Queued) => self.abandon(key, &ReadError::Shutdown),
+                None => {}
+            }
+        }
+    }
+}
+
+/// The longest GET that an arena of this size should see: long enough for throughput, short
+/// enough that a few fit at a time.
+pub(super) fn get_bytes_max(arena_bytes: usize) -> usize {
+    const TARGET_BYTES: usize = 2 * BLOCK_BYTES;
+    (arena_bytes / 16).clamp(CHUNK_BYTES, TARGET_BYTES)
+}

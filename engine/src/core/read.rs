@@ -1,0 +1,354 @@
+//! A read's life, from the ring to its answer.
+//!
+//! ```text
+//! ring -> look -> hit  -> verify -> answer
+//!                |          | page wrong: drop the piece, look again (once), else error
+//!                miss -> join or plan fills -> parked -> look again when bytes arrive
+//!                                                 | deadline, failed fill, shutdown: error
+//! ```
+//!
+//! A parked read holds no buffer: it looks at the index again when something that it needs
+//! arrives. So waiting readers can never use up the arena that their own fills need.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Core;
+use super::index::{BlockKey, Mask, Waiter, mask_of_bytes};
+use super::timers::Due;
+use crate::client::{Answer, ReadRequest};
+use crate::errors::ReadError;
+use crate::identity::{BlockId, ObjectVersion};
+use crate::limits::{
+    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, READ_BYTES_MAX, STRIPE_BYTES, SUB_BLOCK_BYTES,
+};
+use crate::ports::{Class, Clock, Platform, Time};
+
+/// Names a parked read; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct ReadKey {
+    slot: usize,
+    id: u64,
+}
+
+/// One read that this core has accepted.
+#[derive(Debug)]
+pub(super) struct Read<R> {
+    id: u64,
+    object: Arc<ObjectVersion>,
+    offset: u64,
+    len_bytes: u32,
+    want_bytes: u32,
+    submitted: Time,
+    deadline: Time,
+    waited: bool,
+    checksum_retries: u8,
+    answer: Answer<R>,
+}
+
+/// The part of a read that lies in one block.
+#[derive(Clone, Debug)]
+struct Span {
+    block: BlockId,
+    bytes: Range<usize>,
+}
+
+impl<R> Read<R> {
+    fn end(&self) -> u64 {
+        self.offset + u64::from(self.len_bytes)
+    }
+
+    /// One span, or two for a read that crosses blocks.
+    fn spans(&self) -> impl Iterator<Item = Span> + use<R> {
+        let (object, end) = (self.object.id, self.end());
+        let mut at = self.offset;
+        std::iter::from_fn(move || {
+            if at >= end {
+                return None;
+            }
+            let index = (at / BLOCK_BYTES as u64) as u32;
+            let block = BlockId { object, index };
+            let start = (at - block.offset()) as usize;
+            let stop = (end - block.offset()).min(BLOCK_BYTES as u64) as usize;
+            at = block.offset() + stop as u64;
+            Some(Span {
+                block,
+                bytes: start..stop,
+            })
+        })
+    }
+}
+
+/// What a look at the index shows.
+enum Look {
+    Hit,
+    Miss,
+}
+
+impl<P: Platform> Core<P> {
+    /// Takes a read from the ring.
+    pub(super) fn accept_read(&mut self, now: Time, request: ReadRequest<P::Reply>) {
+        let ReadRequest {
+            object,
+            offset,
+            len_bytes,
+            want_bytes,
+            submitted,
+            deadline,
+            answer,
+        } = request;
+        let in_stripe = offset % STRIPE_BYTES as u64 + u64::from(len_bytes) <= STRIPE_BYTES as u64;
+        let in_object = offset
+            .checked_add(u64::from(len_bytes))
+            .is_some_and(|end| end <= object.size_bytes);
+        let refusal = if self.shutting_down {
+            Some(ReadError::Shutdown)
+        } else if len_bytes as usize > READ_BYTES_MAX || !in_stripe || !in_object {
+            Some(ReadError::Invalid)
+        } else if deadline <= now {
+            Some(ReadError::Deadline)
+        } else {
+            None
+        };
+        let id = self.next_id();
+        let read = Read {
+            id,
+            object,
+            offset,
+            len_bytes,
+            want_bytes,
+            submitted,
+            deadline,
+            waited: false,
+            checksum_retries: 0,
+            answer,
+        };
+        match refusal {
+            Some(error) => self.refuse(read, error),
+            None => self.advance(now, read),
+        }
+    }
+
+    /// Moves a read as far as it goes now.
+    fn advance(&mut self, now: Time, mut read: Read<P::Reply>) {
+        loop {
+            match self.look(&read) {
+                Look::Miss => return self.await_bytes(now, read),
+                Look::Hit if self.verify(&read) => return self.reply(read),
+                Look::Hit if read.checksum_retries < CHECKSUM_RETRIES_MAX => {
+                    read.checksum_retries += 1
+                }
+                Look::Hit => return self.refuse(read, ReadError::Checksum),
+            }
+        }
+    }
+
+    fn look(&self, read: &Read<P::Reply>) -> Look {
+        let hit = read.spans().all(|span| {
+            let needs = mask_of_bytes(span.bytes.start, span.bytes.end);
+            self.index
+                .find(span.block)
+                .is_some_and(|key| self.index.block(key).present & needs == needs)
+        });
+        if hit { Look::Hit } else { Look::Miss }
+    }
+
+    /// Checks every page that the read touches; drops the pieces that fail.
+    fn verify(&mut self, read: &Read<P::Reply>) -> bool {
+        let mut whole = true;
+        for span in read.spans() {
+            let Some(key) = self.index.find(span.block) else {
+                return false;
+            };
+            let block = self.index.block(key);
+            let bad: Vec<usize> = block
+                .slices(span.bytes.start, span.bytes.end)
+                .filter(|(piece, start, end)| !piece.verify(block.seed, *start, *end))
+                .map(|(piece, _, _)| piece.first_page as usize)
+                .collect();
+            for first_page in bad {
+                whole = false;
+                self.stats.checksum_failures += 1;
+                tracing::warn!(
+                    object = %read.object.key, block = span.block.index, page = first_page,
+                    "cached bytes failed their checksum; they are dropped and fetched again"
+                );
+                self.index.spoil(
+                    key,
+                    first_page * crate::limits::PAGE_BYTES / SUB_BLOCK_BYTES,
+                );
+            }
+        }
+        whole
+    }
+
+    /// Answers with bytes that are present and verified.
+    fn reply(&mut self, read: Read<P::Reply>) {
+        let len = read.len_bytes as usize;
+        let mut keys: [Option<BlockKey>; 2] = [None; 2];
+        for (n, span) in read.spans().enumerate() {
+            keys[n] = self.index.find(span.block);
+            if let Some(key) = keys[n] {
+                self.index
+                    .touch(key, mask_of_bytes(span.bytes.start, span.bytes.end));
+            }
+        }
+        let mut slices = read.spans().zip(keys).flat_map(|(span, key)| {
+            let block = key.map(|key| self.index.block(key));
+            block
+                .into_iter()
+                .flat_map(move |block| block.slices(span.bytes.start, span.bytes.end))
+        });
+        let Some((piece, start, end)) = slices.next() else {
+            return self.refuse_unplaced(read);
+        };
+        let (waited, submitted) = (read.waited, read.submitted);
+        if end - start == len {
+            read.answer.data(&piece.bytes[start..end]);
+        } else {
+            self.bounce.clear();
+            self.bounce.extend_from_slice(&piece.bytes[start..end]);
+            for (piece, start, end) in slices {
+                self.bounce.extend_from_slice(&piece.bytes[start..end]);
+            }
+            debug_assert_eq!(self.bounce.len(), len);
+            read.answer.data(&self.bounce);
+        }
+        let latency_ns = self.parts.clock.now().since(submitted).as_nanos() as u64;
+        self.count_answer(len as u64, waited, latency_ns);
+    }
+
+    fn count_answer(&mut self, len_bytes: u64, waited: bool, latency_ns: u64) {
+        let stats = &mut self.stats;
+        stats.reads += 1;
+        stats.read_bytes += len_bytes;
+        if waited {
+            stats.misses += 1;
+            stats.miss_bytes += len_bytes;
+            stats.miss_latency_ns.saturating_record(latency_ns);
+        } else {
+            stats.memory_hits += 1;
+            stats.memory_hit_bytes += len_bytes;
+            stats.hit_latency_ns.saturating_record(latency_ns);
+        }
+    }
+
+    /// A zero-length read has no slice; anything else without one is a bug, answered as an error.
+    fn refuse_unplaced(&mut self, read: Read<P::Reply>) {
+        if read.len_bytes == 0 {
+            return read.answer.data(&[]);
+        }
+        debug_assert!(false, "a read that hit has bytes");
+        self.refuse(read, ReadError::Invalid);
+    }
+
+    pub(super) fn refuse(&mut self, read: Read<P::Reply>, error: ReadError) {
+        self.stats.read_errors += 1;
+        if error == ReadError::Deadline {
+            self.stats.read_timeouts += 1;
+        }
+        read.answer.error(error);
+    }
+
+    /// Sees to it that the missing bytes are on their way, and parks the read.
+    fn await_bytes(&mut self, now: Time, mut read: Read<P::Reply>) {
+        if read.deadline <= now {
+            return self.refuse(read, ReadError::Deadline);
+        }
+        let demand = read.offset..read.end();
+        let want_end = read.offset + u64::from(read.want_bytes.max(read.len_bytes));
+        let object = read.object.clone();
+        let joined = self.plan(&object, demand, want_end, Class::Demand, read.deadline);
+        if joined && !read.waited {
+            self.stats.joined += 1;
+        }
+        read.waited = true;
+        let (id, deadline) = (read.id, read.deadline);
+        let spans = read.spans();
+        let slot = self.reads.insert(read);
+        let key = ReadKey { slot, id };
+        self.timers.set(deadline, Due::Read(key));
+        for span in spans {
+            let needs = mask_of_bytes(span.bytes.start, span.bytes.end);
+            if let Some(block) = self.index.find(span.block) {
+                let block = self.index.block_mut(block);
+                let needs = needs & !block.present;
+                if needs != 0 {
+                    block.waiters.push(Waiter { read: key, needs });
+                }
+            }
+        }
+    }
+
+    /// Takes a parked read out, and its name off every block but `except`.
+    fn unpark(&mut self, key: ReadKey, except: Option<BlockKey>) -> Option<Read<P::Reply>> {
+        if self
+            .reads
+            .get(key.slot)
+            .is_none_or(|read| read.id != key.id)
+        {
+            return None;
+        }
+        let read = self.reads.remove(key.slot);
+        self.timers.clear(read.deadline, Due::Read(key));
+        for span in read.spans() {
+            if let Some(block) = self.index.find(span.block)
+                && Some(block) != except
+            {
+                self.index
+                    .block_mut(block)
+                    .waiters
+                    .retain(|waiter| waiter.read != key);
+                self.index.forget_if_idle(block);
+            }
+        }
+        Some(read)
+    }
+
+    fn take_waiters(&mut self, block: BlockKey, of: Mask) -> Vec<ReadKey> {
+        let waiters = &mut self.index.block_mut(block).waiters;
+        waiters
+            .extract_if(.., |waiter| waiter.needs & of != 0)
+            .map(|waiter| waiter.read)
+            .collect()
+    }
+
+    /// Bytes arrived: every read that waits for some of them looks again.
+    pub(super) fn wake_readers(&mut self, now: Time, block: BlockKey, arrived: Mask) {
+        for key in self.take_waiters(block, arrived) {
+            if let Some(read) = self.unpark(key, Some(block)) {
+                self.advance(now, read);
+            }
+        }
+    }
+
+    /// Bytes will not arrive: every read that waits for some of them fails.
+    pub(super) fn fail_readers(&mut self, block: BlockKey, of: Mask, error: &ReadError) {
+        for key in self.take_waiters(block, of) {
+            if let Some(read) = self.unpark(key, Some(block)) {
+                self.refuse(read, error.clone());
+            }
+        }
+    }
+
+    /// A parked read's deadline is here. Its fill goes on for whoever comes next.
+    pub(super) fn time_out_read(&mut self, key: ReadKey) {
+        if let Some(read) = self.unpark(key, None) {
+            self.refuse(read, ReadError::Deadline);
+        }
+    }
+
+    /// Answers everything that waits.
+    pub(super) fn refuse_all_reads(&mut self) {
+        let keys: Vec<ReadKey> = self
+            .reads
+            .iter()
+            .map(|(slot, read)| ReadKey { slot, id: read.id })
+            .collect();
+        for key in keys {
+            if let Some(read) = self.unpark(key, None) {
+                self.refuse(read, ReadError::Shutdown);
+            }
+        }
+    }
+}
