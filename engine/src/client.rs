@@ -423,3 +423,187 @@ fn whole_reply<R>(Full(request): Full<Request<R>>) -> Full<R> {
         _ => unreachable!("the ring gives back what was pushed"),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+    use crate::identity::Validator;
+    use crate::ring::Doorbell;
+
+    type Answers = Arc<Mutex<Vec<Result<Vec<u8>, ReadError>>>>;
+
+    #[derive(Debug)]
+    struct Collect(Answers);
+
+    impl Reply for Collect {
+        fn data(self, bytes: &[u8]) {
+            self.0.lock().push(Ok(bytes.to_vec()));
+        }
+        fn error(self, error: ReadError) {
+            self.0.lock().push(Err(error));
+        }
+    }
+
+    struct Stopped;
+
+    impl Clock for Stopped {
+        fn now(&self) -> Time {
+            Time(5)
+        }
+    }
+
+    const STRIPE: u64 = STRIPE_BYTES as u64;
+
+    struct Bench {
+        rings: Vec<Arc<CoreRing<Collect>>>,
+        client: Client<Collect>,
+        object: Arc<ObjectVersion>,
+        answers: Answers,
+    }
+
+    fn bench(cores: usize, size_bytes: u64) -> Bench {
+        let ring = || CoreRing::new(Doorbell::new(Waker::noop().clone()));
+        let rings: Vec<_> = (0..cores).map(|_| ring()).collect();
+        let bucket = Arc::new(Bucket {
+            endpoint: "e".into(),
+            name: "b".into(),
+        });
+        let validator = Validator::ETag("\"x\"".into());
+        let object = Arc::new(ObjectVersion::new(
+            bucket,
+            "k".into(),
+            validator,
+            size_bytes,
+        ));
+        let client = Client::new(
+            rings.clone().into(),
+            Arc::new(Stopped),
+            Duration::from_secs(1),
+        );
+        Bench {
+            rings,
+            client,
+            object,
+            answers: Arc::default(),
+        }
+    }
+
+    impl Bench {
+        fn read(&self, offset: u64, len: u32, want: u32) {
+            let reply = Collect(self.answers.clone());
+            self.client
+                .read(&self.object, offset, len, want, reply)
+                .unwrap();
+        }
+
+        fn taken(&self) -> Vec<ReadRequest<Collect>> {
+            let popped = self
+                .rings
+                .iter()
+                .flat_map(|ring| std::iter::from_fn(|| ring.pop()));
+            let mut reads: Vec<_> = popped
+                .map(|request| match request {
+                    Request::Read(read) => read,
+                    other => panic!("{other:?}"),
+                })
+                .collect();
+            reads.sort_by_key(|read| read.offset);
+            reads
+        }
+    }
+
+    #[test]
+    fn reads_are_clipped_to_the_object_and_want_to_the_stripe() {
+        let bench = bench(1, STRIPE + 100);
+        bench.read(STRIPE, 4096, 4096);
+        bench.read(STRIPE - 10, 10, u32::MAX);
+        let reads = bench.taken();
+        let shape: Vec<_> = reads
+            .iter()
+            .map(|r| (r.offset, r.len_bytes, r.want_bytes))
+            .collect();
+        assert_eq!(shape, [(STRIPE - 10, 10, 10), (STRIPE, 100, 4096)]);
+        bench.read(STRIPE + 100, 10, 0);
+        bench.read(u64::MAX, 10, 0);
+        bench.read(0, 0, 0);
+        assert_eq!(*bench.answers.lock(), [Ok(vec![]), Ok(vec![]), Ok(vec![])]);
+        bench.read(0, READ_BYTES_MAX as u32 + 1, 0);
+        assert_eq!(bench.answers.lock()[3], Err(ReadError::Invalid));
+        assert!(bench.taken().is_empty());
+    }
+
+    #[test]
+    fn a_read_across_stripes_is_answered_once_in_either_order() {
+        for first in [0, 1] {
+            let bench = bench(4, 2 * STRIPE);
+            bench.read(STRIPE - 2, 5, 0);
+            let mut reads = bench.taken();
+            assert_eq!(reads.len(), 2);
+            let answers = [vec![1, 2], vec![3, 4, 5]];
+            let early = reads.remove(first);
+            early.answer.data(&answers[first]);
+            assert!(bench.answers.lock().is_empty(), "half an answer is none");
+            reads.remove(0).answer.data(&answers[1 - first]);
+            assert_eq!(*bench.answers.lock(), [Ok(vec![1, 2, 3, 4, 5])]);
+        }
+    }
+
+    #[test]
+    fn a_read_across_stripes_fails_once_when_any_part_fails() {
+        for outcome in [[false, false], [true, false], [false, true]] {
+            let bench = bench(2, 2 * STRIPE);
+            bench.read(STRIPE - 1, 2, 0);
+            for (read, fine) in bench.taken().into_iter().zip(outcome) {
+                if fine {
+                    read.answer.data(&[9]);
+                } else {
+                    read.answer.error(ReadError::Deadline);
+                }
+            }
+            assert_eq!(*bench.answers.lock(), [Err(ReadError::Deadline)]);
+        }
+    }
+
+    #[test]
+    fn a_full_ring_gives_the_reply_back() {
+        let bench = bench(1, 2 * STRIPE);
+        let reply = || Collect(bench.answers.clone());
+        while bench.client.read(&bench.object, 0, 1, 0, reply()).is_ok() {}
+        assert!(bench.client.read(&bench.object, 0, 1, 0, reply()).is_err());
+        let across = bench.client.read(&bench.object, STRIPE - 1, 2, 0, reply());
+        assert!(across.is_err(), "also for a read in two parts");
+        assert!(bench.answers.lock().is_empty());
+        bench.rings[0].pop();
+        assert!(
+            bench
+                .client
+                .read(&bench.object, STRIPE - 1, 2, 0, reply())
+                .is_err()
+        );
+        let first_half = bench.taken().pop().unwrap();
+        first_half.answer.data(&[1]);
+        assert!(
+            bench.answers.lock().is_empty(),
+            "the caller has the reply; the half finds it gone"
+        );
+    }
+
+    #[test]
+    fn prefetch_is_cut_at_stripes_and_at_the_end() {
+        let bench = bench(1, 2 * STRIPE + 7);
+        bench.client.prefetch(&bench.object, STRIPE / 2, u64::MAX);
+        let pieces: Vec<_> = std::iter::from_fn(|| bench.rings[0].pop())
+            .map(|request| match request {
+                Request::Prefetch(piece) => (piece.offset, piece.len_bytes),
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        let half = (STRIPE / 2) as u32;
+        assert_eq!(
+            pieces,
+            [(STRIPE / 2, half), (STRIPE, 2 * half), (2 * STRIPE, 7)]
+        );
+    }
+}

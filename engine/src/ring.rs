@@ -91,3 +91,58 @@ impl<R> CoreRing<R> {
         &self.doorbell
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Arc, mpsc};
+    use std::task::{Wake, Waker};
+    use std::thread;
+    use std::time::Duration;
+
+    use super::Doorbell;
+
+    struct Unpark(thread::Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    /// A sleeper that follows the protocol sees every piece of work; a lost wake-up would let it
+    /// sleep through the time limit.
+    #[test]
+    fn no_wake_up_is_lost() {
+        const ROUNDS: u64 = 20_000;
+        let work = Arc::new(AtomicU64::new(0));
+        let (done, seen) = mpsc::channel();
+        let (hand_over, doorbell) = mpsc::channel();
+        let counter = work.clone();
+        thread::spawn(move || {
+            let bell = Doorbell::new(Waker::from(Arc::new(Unpark(thread::current()))));
+            hand_over.send(bell.clone()).unwrap();
+            let mut taken = 0;
+            while taken < ROUNDS {
+                bell.announce_sleep();
+                while counter.load(Ordering::Relaxed) == taken {
+                    thread::park();
+                    bell.announce_sleep();
+                }
+                bell.announce_awake();
+                taken += 1;
+                done.send(taken).unwrap();
+            }
+        });
+        let bell: Arc<Doorbell> = doorbell.recv().unwrap();
+        for round in 1..=ROUNDS {
+            work.store(round, Ordering::Relaxed);
+            bell.ring();
+            assert_eq!(
+                seen.recv_timeout(Duration::from_secs(20)),
+                Ok(round),
+                "the sleeper woke"
+            );
+        }
+    }
+}
