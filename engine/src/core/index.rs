@@ -364,6 +364,9 @@ impl Index {
                     busy += 1;
                     Some(from)
                 }
+                // Read ahead and not read yet: the small queue alone is shorter than what readers may
+                // have ahead of them, and evicting it would fetch it twice.
+                (false, 0, Where::Small) if block.touched == 0 => Some(Where::Main),
                 (false, 0, _) => None,
                 (false, _, Where::Small) => {
                     block.hits = 0;

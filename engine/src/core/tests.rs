@@ -514,3 +514,37 @@ fn shutdown_answers_everything_and_gives_every_buffer_back() {
     assert!(bench.core.is_quiet());
     assert_eq!(bench.core.arena().in_flight_bytes(), 0);
 }
+
+#[test]
+fn what_was_read_ahead_outlives_a_scan_until_it_is_read() {
+    let mut bench = Bench::new(64 * MIB, 512 * MIB);
+    // A hot set fills the main queue, so that the small queue is held to its tenth.
+    for _ in 0..3 {
+        for n in 0..40 {
+            bench.read(n * MIB, MIB, 0);
+            bench.serve_all();
+        }
+    }
+    let request = PrefetchRequest {
+        object: bench.object.clone(),
+        offset: 256 * MIB,
+        len_bytes: 8 * MIB as u32,
+        deadline: bench.clock.now() + TIMEOUT,
+    };
+    bench.ring.push(Request::Prefetch(request)).unwrap();
+    bench.serve_all();
+    for n in 100..130 {
+        bench.read(n * MIB, MIB, 0);
+        bench.serve_all();
+    }
+    let gets = bench.core.stats().gets;
+    for n in 256..264 {
+        bench.read(n * MIB, MIB, 0);
+        bench.serve_all();
+    }
+    assert_eq!(
+        bench.core.stats().gets,
+        gets,
+        "nothing that was read ahead is fetched again"
+    );
+}
