@@ -1,0 +1,323 @@
+//! An open directory: a window of a few pages over a listing of any size.
+//!
+//! Offsets count entries: 0 is `.`, 1 is `..`, then what the listing gives. For each page that
+//! was seen the handle keeps a [`Mark`]: the offset of its first entry, its continuation token,
+//! and what waited for its directory at that point. So any earlier offset can be listed again
+//! by asking for one page.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use forebay_engine::ports::{ListPage, Time};
+use fuser::{Errno, FileAttr};
+use parking_lot::Mutex;
+
+use super::listing::{Listed, Pending};
+use super::names::LeftOut;
+
+/// Pages held at a time: the one that is read, its neighbours.
+pub(super) const PAGES_MAX: usize = 3;
+/// The offset of the first listed entry, after `.` and `..`.
+const FIRST_LISTED: u64 = 2;
+
+/// Takes directory entries.
+pub trait DirSink: Send + 'static {
+    /// Whether entries go out with their attributes (readdirplus): each then counts as a lookup.
+    fn with_attributes(&self) -> bool;
+    /// Adds an entry; `next` is the offset that follows it. Returns true, having added nothing,
+    /// when it does not fit.
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool;
+    /// Sends what was added (nothing: the end of the directory), or an error.
+    fn finish(self: Box<Self>, result: Result<(), Errno>);
+}
+
+/// What the namespace does for each entry.
+pub(super) trait Emit {
+    /// Adds `.` or `..`.
+    fn dot(&self, sink: &mut dyn DirSink, next: u64, name: &str) -> bool;
+    /// Adds a listed entry.
+    fn entry(&self, sink: &mut dyn DirSink, next: u64, listed: &Listed, at: Time) -> bool;
+}
+
+/// One page to ask the origin for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Fetch {
+    pub(super) page: usize,
+    pub(super) continuation: Option<Arc<str>>,
+}
+
+/// What to do after the lock is released.
+#[derive(Default)]
+pub(super) struct After {
+    pub(super) finished: Vec<(Box<dyn DirSink>, Result<(), Errno>)>,
+    pub(super) fetch: Option<Fetch>,
+}
+
+#[derive(Debug)]
+struct Mark {
+    first: u64,
+    continuation: Option<Arc<str>>,
+    pending: Pending,
+}
+
+#[derive(Debug)]
+struct Page {
+    number: usize,
+    first: u64,
+    entries: Vec<Listed>,
+    at: Time,
+}
+
+impl Page {
+    fn end(&self) -> u64 {
+        self.first + self.entries.len() as u64
+    }
+}
+
+struct Waiting {
+    offset: u64,
+    sink: Box<dyn DirSink>,
+}
+
+struct State {
+    /// One for each page known to exist, in order.
+    marks: Vec<Mark>,
+    pages: VecDeque<Page>,
+    fetching: Option<usize>,
+    /// The page that is being read.
+    current: usize,
+    /// The last page's number, once seen.
+    last: Option<usize>,
+    waiting: Vec<Waiting>,
+}
+
+/// An open directory.
+pub(super) struct Directory {
+    pub(super) number: u64,
+    pub(super) prefix: Arc<str>,
+    state: Mutex<State>,
+}
+
+enum Outcome {
+    Finished(Box<dyn DirSink>),
+    Waits { page: usize, waiting: Waiting },
+}
+
+impl Directory {
+    pub(super) fn new(number: u64, prefix: Arc<str>) -> Self {
+        let first = Mark {
+            first: FIRST_LISTED,
+            continuation: None,
+            pending: Pending::default(),
+        };
+        let state = State {
+            marks: vec![first],
+            pages: VecDeque::new(),
+            fetching: None,
+            current: 0,
+            last: None,
+            waiting: Vec::new(),
+        };
+        Self {
+            number,
+            prefix,
+            state: Mutex::new(state),
+        }
+    }
+
+    /// Lists from `offset` on, now or when the page is there.
+    pub(super) fn read(&self, offset: u64, sink: Box<dyn DirSink>, emit: &dyn Emit) -> After {
+        let mut state = self.state.lock();
+        if offset == 0 && state.waiting.is_empty() && state.fetching.is_none() {
+            state.restart();
+        }
+        let mut after = After::default();
+        state.serve(Waiting { offset, sink }, emit, &mut after);
+        after
+    }
+
+    /// A page has come. `left_out` counts what it hides, once for each page.
+    pub(super) fn arrived(
+        &self,
+        page: usize,
+        listed: Result<&ListPage, Errno>,
+        at: Time,
+        emit: &dyn Emit,
+        left_out: &mut dyn FnMut(LeftOut, u64, &str),
+    ) -> After {
+        let mut state = self.state.lock();
+        state.fetching = None;
+        let mut after = After::default();
+        let waiting = std::mem::take(&mut state.waiting);
+        let taken = listed.and_then(|listed| state.take(page, &self.prefix, listed, at, left_out));
+        for waiting in waiting {
+            match taken {
+                Ok(()) => state.serve(waiting, emit, &mut after),
+                Err(errno) => after.finished.push((waiting.sink, Err(errno))),
+            }
+        }
+        after
+    }
+
+    /// Pages held.
+    #[cfg(test)]
+    pub(super) fn pages(&self) -> usize {
+        self.state.lock().pages.len()
+    }
+}
+
+impl State {
+    /// Reading from the start (`rewinddir`) shows the directory as it is now.
+    fn restart(&mut self) {
+        self.marks.truncate(1);
+        self.pages.clear();
+        self.current = 0;
+        self.last = None;
+    }
+
+    fn serve(&mut self, waiting: Waiting, emit: &dyn Emit, after: &mut After) {
+        let here = match self.fill(waiting, emit) {
+            Outcome::Finished(sink) => {
+                after.finished.push((sink, Ok(())));
+                self.page_to_prefetch()
+            }
+            Outcome::Waits { page, waiting } => {
+                self.waiting.push(waiting);
+                Some(page)
+            }
+        };
+        if self.fetching.is_none()
+            && let Some(page) = here
+        {
+            self.fetching = Some(page);
+            let continuation = self.marks[page].continuation.clone();
+            after.fetch = Some(Fetch { page, continuation });
+        }
+    }
+
+    /// Fills the sink from the pages at hand.
+    fn fill(&mut self, waiting: Waiting, emit: &dyn Emit) -> Outcome {
+        let Waiting {
+            mut offset,
+            mut sink,
+        } = waiting;
+        let mut added = false;
+        while offset < FIRST_LISTED {
+            let name = if offset == 0 { "." } else { ".." };
+            if emit.dot(&mut *sink, offset + 1, name) {
+                return Outcome::Finished(sink);
+            }
+            added = true;
+            offset += 1;
+        }
+        loop {
+            // The last page that begins at or before the offset (empty pages begin together).
+            let number = self.marks.partition_point(|mark| mark.first <= offset) - 1;
+            self.current = number;
+            let Some(page) = self.pages.iter().find(|page| page.number == number) else {
+                if added {
+                    return Outcome::Finished(sink);
+                }
+                return Outcome::Waits {
+                    page: number,
+                    waiting: Waiting { offset, sink },
+                };
+            };
+            while offset < page.end() {
+                let listed = &page.entries[(offset - page.first) as usize];
+                if emit.entry(&mut *sink, offset + 1, listed, page.at) {
+                    return Outcome::Finished(sink);
+                }
+                added = true;
+                offset += 1;
+            }
+            match self.marks.get(number + 1) {
+                Some(next) => offset = offset.max(next.first),
+                None => return Outcome::Finished(sink),
+            }
+        }
+    }
+
+    /// The page where the reader will go on, or the one after it, if it is not at hand.
+    fn page_to_prefetch(&self) -> Option<usize> {
+        let missing = |page: &usize| self.pages.iter().all(|held| held.number != *page);
+        let known = (self.current + 2).min(self.marks.len());
+        (self.current..known).find(missing)
+    }
+
+    fn take(
+        &mut self,
+        number: usize,
+        prefix: &str,
+        listed: &ListPage,
+        at: Time,
+        left_out: &mut dyn FnMut(LeftOut, u64, &str),
+    ) -> Result<(), Errno> {
+        let Some(mark) = self.marks.get(number) else {
+            return Ok(());
+        };
+        if listed.next.is_some() && listed.next == mark.continuation {
+            // An origin that goes round in circles.
+            return Err(Errno::EIO);
+        }
+        let first_time = number + 1 == self.marks.len() && self.last.is_none();
+        let mut pending = mark.pending.clone();
+        let first = mark.first;
+        let mut entries = Vec::with_capacity(listed.entries.len() + 1);
+        for entry in &listed.entries {
+            pending.feed(prefix, entry, &mut entries, &mut |kind, key| {
+                if first_time {
+                    left_out(kind, 1, key);
+                }
+            });
+        }
+        if first_time && listed.left_out > 0 {
+            left_out(LeftOut::NotUtf8, u64::from(listed.left_out), prefix);
+        }
+        match &listed.next {
+            None => pending.finish(prefix, &mut entries),
+            Some(_) if number + 1 < self.marks.len() => {
+                // Seen before: later offsets are given out, so this page keeps its share.
+                let share = (self.marks[number + 1].first - first) as usize;
+                entries.truncate(share);
+            }
+            Some(next) => {
+                let first = first + entries.len() as u64;
+                self.marks.push(Mark {
+                    first,
+                    continuation: Some(next.clone()),
+                    pending,
+                });
+            }
+        }
+        if listed.next.is_none() {
+            self.marks.truncate(number + 1);
+            self.last = Some(number);
+        }
+        self.keep(Page {
+            number,
+            first,
+            entries,
+            at,
+        });
+        Ok(())
+    }
+
+    /// Holds a page; the one furthest from the reader goes when there are too many.
+    fn keep(&mut self, page: Page) {
+        self.pages.retain(|held| held.number != page.number);
+        if self.pages.len() >= PAGES_MAX {
+            let furthest = self
+                .pages
+                .iter()
+                .enumerate()
+                .max_by_key(|(_, held)| held.number.abs_diff(self.current))
+                .map(|(index, _)| index);
+            if let Some(index) = furthest {
+                self.pages.remove(index);
+            }
+        }
+        let at = self.pages.partition_point(|held| held.number < page.number);
+        self.pages.insert(at, page);
+    }
+}

@@ -1,0 +1,109 @@
+//! Open files: one version each, with the read-ahead of its reader.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::ports::Full;
+use fuser::Errno;
+use parking_lot::Mutex;
+
+use super::inodes::{FileVersion, Node};
+use super::{Namespace, count};
+use crate::read_ahead::ReadAhead;
+use crate::reply::ReadReply;
+
+/// A full ring is tried again this often right away ...
+const PUSH_YIELDS_MAX: u32 = 64;
+/// ... then this often after [`PUSH_PAUSE`]; then the read is EIO. The ring holds 16,384
+/// requests, so a ring that stays full means a core that is far behind.
+const PUSH_PAUSES_MAX: u32 = 20;
+const PUSH_PAUSE: Duration = Duration::from_micros(50);
+
+/// An open file.
+#[derive(Debug)]
+pub(super) struct OpenFile {
+    number: u64,
+    version: Arc<FileVersion>,
+    read_ahead: Mutex<ReadAhead>,
+}
+
+impl<R: ReadReply> Namespace<R> {
+    /// Opens a file for reading; [`Namespace::release`] closes the handle.
+    ///
+    /// # Errors
+    /// To `reply`: ESTALE when the inode is unknown, or its object changed or is gone (the
+    /// kernel then looks the name up again); EISDIR, EACCES, EIO.
+    pub fn open(
+        self: &Arc<Self>,
+        number: u64,
+        reply: impl FnOnce(Result<u64, Errno>) + Send + 'static,
+    ) {
+        let node = self.inodes.lock().get(number).cloned();
+        let file = match node {
+            Some(Node::File(file)) => file,
+            Some(Node::Directory(_)) => return reply(Err(Errno::EISDIR)),
+            None => return reply(Err(Errno::ESTALE)),
+        };
+        let this = self.clone();
+        let version = file.version.clone();
+        self.revalidate(number, file, move |result| {
+            reply(result.map(|()| this.opened(number, version)));
+        });
+    }
+
+    fn opened(&self, number: u64, version: Arc<FileVersion>) -> u64 {
+        self.inodes.lock().opened(number);
+        let read_ahead = ReadAhead::new(version.object.size_bytes, self.budget.clone());
+        let file = OpenFile {
+            number,
+            version,
+            read_ahead: Mutex::new(read_ahead),
+        };
+        self.files.write().insert(Arc::new(file)) as u64
+    }
+
+    /// Reads from an open file: the engine answers `reply`.
+    ///
+    /// When the core's ring stays full for about a millisecond the read fails with EIO: the
+    /// caller's thread must take the kernel's next request.
+    pub fn read(&self, handle: u64, offset: u64, len_bytes: u32, mut reply: R) {
+        let file = self.files.read().get(handle as usize).cloned();
+        let Some(file) = file else {
+            return reply.errno(Errno::EBADF);
+        };
+        let object = &file.version.object;
+        reply.bind(&file.version);
+        let plan = file
+            .read_ahead
+            .lock()
+            .on_read(offset, len_bytes, self.client.now());
+        let mut attempt = 0;
+        while let Err(Full(refused)) =
+            self.client
+                .read(object, offset, len_bytes, plan.want_bytes, reply)
+        {
+            reply = refused;
+            attempt += 1;
+            if attempt <= PUSH_YIELDS_MAX {
+                std::thread::yield_now();
+            } else if attempt <= PUSH_YIELDS_MAX + PUSH_PAUSES_MAX {
+                std::thread::sleep(PUSH_PAUSE);
+            } else {
+                count(&self.counters.reads_refused);
+                return reply.errno(Errno::EIO);
+            }
+        }
+        if let Some(range) = plan.prefetch {
+            self.client
+                .prefetch(object, range.start, range.end - range.start);
+        }
+    }
+
+    /// Closes a file.
+    pub fn release(&self, handle: u64) {
+        let file = self.files.write().try_remove(handle as usize);
+        if let Some(file) = file {
+            self.inodes.lock().closed(file.number);
+        }
+    }
+}

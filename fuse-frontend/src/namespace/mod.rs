@@ -1,0 +1,547 @@
+//! The file system without a kernel: inodes, lookups, attributes, directories, handles.
+//!
+//! No operation waits. What needs the origin goes to the engine with a callback; the callback
+//! runs on a core's thread and answers from there, so it is short and never waits either.
+//!
+//! | what the kernel relies on | how it is kept |
+//! |---|---|
+//! | an inode's bytes never change | a new object version is a new inode; pages may stay cached across opens |
+//! | close-to-open | an open asks the origin again once the attributes are older than `attr_ttl`; a changed object answers ESTALE, upon which the kernel looks the name up again |
+//! | an open handle stays what it is | it keeps its version; its attributes are not asked for again |
+//! | names that do not exist | remembered for `negative_ttl`, here and in the kernel |
+//!
+//! Directories are not asked for again by `getattr`: a lookup finds out when they are gone.
+
+mod attributes;
+mod directory;
+mod files;
+mod inodes;
+mod known;
+mod listing;
+mod lookup;
+mod names;
+
+use std::collections::HashMap;
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_engine::client::{Callback, Client};
+use forebay_engine::errors::{OriginError, OriginErrorKind};
+use forebay_engine::identity::Bucket;
+use forebay_engine::limits::{KEY_BYTES_MAX, LIST_PAGE_ENTRIES, NAME_BYTES_MAX};
+use forebay_engine::ports::{Full, ListPage, ListRequest, ObjectMeta, Time};
+use fuser::{Errno, FileAttr};
+use parking_lot::{Mutex, RwLock};
+use slab::Slab;
+
+pub use attributes::BLKSIZE_BYTES;
+pub use directory::DirSink;
+pub use inodes::{FileVersion, ROOT};
+pub use listing::{Kind, Listed};
+pub use names::{LeftOut, LeftOutCounters};
+
+use crate::options::MountOptions;
+use crate::read_ahead::Budget;
+use crate::reply::{ReadReply, origin_errno};
+use attributes::Attributes;
+use directory::{After, Directory, Emit, Fetch};
+use files::OpenFile;
+use inodes::{FileNode, InodeTable, Node};
+use known::{Known, KnownNames};
+use lookup::Join;
+
+/// A name's inode, and how long to believe it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Attributes, the inode number among them.
+    pub attr: FileAttr,
+    /// Time to live of the attributes.
+    pub attr_ttl: Duration,
+    /// Time to live of the name.
+    pub entry_ttl: Duration,
+}
+
+/// What a namespace holds and did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceStats {
+    /// Inodes that the kernel or a handle knows, the root included.
+    pub inodes: u64,
+    /// Names remembered from listings and lookups.
+    pub known_names: u64,
+    /// Open file handles.
+    pub open_files: u64,
+    /// Open directory handles.
+    pub open_directories: u64,
+    /// Lookups, however answered.
+    pub lookups: u64,
+    /// Of those, answered without the origin.
+    pub lookups_remembered: u64,
+    /// Opens and stats that asked the origin whether the version is still there.
+    pub revalidations: u64,
+    /// Of those, that found the object changed or gone.
+    pub superseded: u64,
+    /// Listing pages asked for by directory handles.
+    pub pages_listed: u64,
+    /// Reads refused because the core's ring stayed full.
+    pub reads_refused: u64,
+    /// Bytes announced by read-ahead and not read yet.
+    pub read_ahead_bytes: u64,
+    /// Keys that are not shown, by kind, counted each time a listing met them.
+    pub left_out: Vec<(LeftOut, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Counters {
+    lookups: AtomicU64,
+    lookups_remembered: AtomicU64,
+    revalidations: AtomicU64,
+    superseded: AtomicU64,
+    pages_listed: AtomicU64,
+    reads_refused: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// One bucket's prefix as a tree of files.
+#[allow(missing_debug_implementations)]
+pub struct Namespace<R> {
+    client: Client<R>,
+    bucket: Arc<Bucket>,
+    attributes: Attributes,
+    attr_ttl: Duration,
+    entry_ttl: Duration,
+    inodes: Mutex<InodeTable>,
+    known: Mutex<KnownNames>,
+    files: RwLock<Slab<Arc<OpenFile>>>,
+    directories: Mutex<HashMap<u64, Arc<Directory>>>,
+    next_directory: AtomicU64,
+    budget: Arc<Budget>,
+    left_out: LeftOutCounters,
+    counters: Counters,
+}
+
+impl<R: ReadReply> Namespace<R> {
+    /// The tree below `prefix` (with or without a slash at its end; empty: the whole bucket).
+    pub fn new(
+        client: Client<R>,
+        bucket: Arc<Bucket>,
+        prefix: &str,
+        options: &MountOptions,
+    ) -> Arc<Self> {
+        let slash = if prefix.is_empty() || prefix.ends_with('/') {
+            ""
+        } else {
+            "/"
+        };
+        let root: Arc<str> = format!("{prefix}{slash}").into();
+        Arc::new(Self {
+            client,
+            bucket,
+            attributes: Attributes::new(options),
+            attr_ttl: options.attr_ttl,
+            entry_ttl: options.entry_ttl,
+            inodes: Mutex::new(InodeTable::new(root)),
+            known: Mutex::new(KnownNames::new(options.attr_ttl, options.negative_ttl)),
+            files: RwLock::new(Slab::new()),
+            directories: Mutex::new(HashMap::new()),
+            next_directory: AtomicU64::new(0),
+            budget: Budget::new(options.read_ahead_budget_bytes),
+            left_out: LeftOutCounters::default(),
+            counters: Counters::default(),
+        })
+    }
+
+    /// What the namespace holds and did.
+    pub fn stats(&self) -> NamespaceStats {
+        let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        NamespaceStats {
+            inodes: self.inodes.lock().len() as u64,
+            known_names: self.known.lock().len() as u64,
+            open_files: self.files.read().len() as u64,
+            open_directories: self.directories.lock().len() as u64,
+            lookups: get(&self.counters.lookups),
+            lookups_remembered: get(&self.counters.lookups_remembered),
+            revalidations: get(&self.counters.revalidations),
+            superseded: get(&self.counters.superseded),
+            pages_listed: get(&self.counters.pages_listed),
+            reads_refused: get(&self.counters.reads_refused),
+            read_ahead_bytes: self.budget.used_bytes(),
+            left_out: LeftOut::ALL
+                .map(|kind| (kind, self.left_out.get(kind)))
+                .to_vec(),
+        }
+    }
+
+    /// Counts of the keys that are not shown.
+    pub fn left_out(&self) -> &LeftOutCounters {
+        &self.left_out
+    }
+
+    /// What `name` in directory `parent` is. The answer counts as one lookup until
+    /// [`Namespace::forget`].
+    ///
+    /// # Errors
+    /// To `reply`: ENOENT (and only then may the absence be remembered), ESTALE for an unknown
+    /// parent, ENOTDIR, ENAMETOOLONG, EACCES when the origin refuses, EIO when it fails.
+    pub fn lookup(
+        self: &Arc<Self>,
+        parent: u64,
+        name: &OsStr,
+        reply: impl FnOnce(Result<Entry, Errno>) + Send + 'static,
+    ) {
+        count(&self.counters.lookups);
+        let key = match self.key_of(parent, name) {
+            Ok(key) => key,
+            Err(errno) => return reply(Err(errno)),
+        };
+        let now = self.client.now();
+        let known = self.known.lock().get(&key, now);
+        if let Some((at, known)) = known
+            && let Some(answer) = self.entry_of_known(&key, known, at)
+        {
+            count(&self.counters.lookups_remembered);
+            return reply(answer);
+        }
+        let this = self.clone();
+        let found_key = key.clone();
+        let join = Join::new(move |found| reply(this.looked_up(&found_key, found, now)));
+        let below = ListRequest {
+            bucket: self.bucket.clone(),
+            prefix: format!("{key}/").into(),
+            delimited: false,
+            continuation: None,
+            entries_max: 1,
+        };
+        let head = join.clone();
+        self.head(key, Box::new(move |answer| head.head(answer)));
+        let any = |page: Arc<ListPage>| !page.entries.is_empty() || page.left_out > 0;
+        self.list(below, Box::new(move |answer| join.below(answer.map(any))));
+    }
+
+    /// The whole key of `name` in `parent`, without a slash at its end.
+    fn key_of(&self, parent: u64, name: &OsStr) -> Result<Arc<str>, Errno> {
+        let prefix = match self.inodes.lock().get(parent) {
+            Some(Node::Directory(prefix)) => prefix.clone(),
+            Some(Node::File(_)) => return Err(Errno::ENOTDIR),
+            None => return Err(Errno::ESTALE),
+        };
+        if name.len() > NAME_BYTES_MAX {
+            return Err(Errno::ENAMETOOLONG);
+        }
+        let name = name.to_str().ok_or(Errno::ENOENT)?;
+        // A key that S3 does not allow has no object.
+        if names::check(name).is_err() || prefix.len() + name.len() > KEY_BYTES_MAX {
+            return Err(Errno::ENOENT);
+        }
+        Ok(format!("{prefix}{name}").into())
+    }
+
+    /// Answers from memory, unless what is remembered is a version known to be gone.
+    fn entry_of_known(&self, key: &str, known: Known, at: Time) -> Option<Result<Entry, Errno>> {
+        let kind = match known {
+            Known::Absent => return Some(Err(Errno::ENOENT)),
+            Known::Present(kind) => kind,
+        };
+        if let Kind::File(meta) = &kind {
+            let id = meta.version(&self.bucket).id;
+            if self.inodes.lock().is_superseded(id) {
+                self.known.lock().remove(key);
+                return None;
+            }
+        }
+        Some(Ok(self.entry(key, &kind, at)))
+    }
+
+    /// The origin has told what `key` is, when asked at `asked`.
+    fn looked_up(
+        &self,
+        key: &Arc<str>,
+        found: Result<Option<Kind>, Errno>,
+        asked: Time,
+    ) -> Result<Entry, Errno> {
+        let known = found?.map_or(Known::Absent, Known::Present);
+        self.known.lock().insert(key.clone(), asked, known.clone());
+        match known {
+            Known::Absent => Err(Errno::ENOENT),
+            Known::Present(kind) => {
+                let entry = self.entry(key, &kind, asked);
+                if let Some(Node::File(file)) = self.inodes.lock().get(entry.attr.ino.0) {
+                    file.version.reinstate();
+                }
+                Ok(entry)
+            }
+        }
+    }
+
+    /// Counts a lookup of `key` and makes its entry.
+    fn entry(&self, key: &str, kind: &Kind, at: Time) -> Entry {
+        let node = match kind {
+            Kind::Directory => Node::Directory(format!("{key}/").into()),
+            Kind::File(meta) => Node::File(FileNode {
+                version: FileVersion::new(meta.version(&self.bucket)),
+                modified_ns: meta.modified_ns,
+                validated: at,
+            }),
+        };
+        let (number, node) = self.inodes.lock().remember(node);
+        Entry {
+            attr: self.attr(number, &node),
+            attr_ttl: self.attr_ttl,
+            entry_ttl: self.entry_ttl,
+        }
+    }
+
+    fn attr(&self, number: u64, node: &Node) -> FileAttr {
+        match node {
+            Node::Directory(_) => self.attributes.directory(number),
+            Node::File(file) => {
+                let size = file.version.object.size_bytes;
+                self.attributes.file(number, size, file.modified_ns)
+            }
+        }
+    }
+
+    /// The kernel has forgotten `lookups` lookups of an inode.
+    pub fn forget(&self, number: u64, lookups: u64) {
+        self.inodes.lock().forget(number, lookups);
+    }
+
+    /// Attributes of an inode, and their time to live. A file that no handle is open on is asked
+    /// for again after `attr_ttl`.
+    ///
+    /// # Errors
+    /// To `reply`: ESTALE when the inode is unknown, or the object changed or is gone (the
+    /// kernel then looks the name up again); EACCES, EIO.
+    pub fn getattr(
+        self: &Arc<Self>,
+        number: u64,
+        reply: impl FnOnce(Result<(FileAttr, Duration), Errno>) + Send + 'static,
+    ) {
+        let (node, is_open) = {
+            let inodes = self.inodes.lock();
+            (inodes.get(number).cloned(), inodes.is_open(number))
+        };
+        match node {
+            None => reply(Err(Errno::ESTALE)),
+            Some(Node::File(file)) if !is_open => {
+                let attr = self.attr(number, &Node::File(file.clone()));
+                let ttl = self.attr_ttl;
+                self.revalidate(number, file, move |result| {
+                    reply(result.map(|()| (attr, ttl)));
+                });
+            }
+            Some(node) => reply(Ok((self.attr(number, &node), self.attr_ttl))),
+        }
+    }
+
+    /// Makes sure that the origin has had a file's version within `attr_ttl`.
+    fn revalidate(
+        self: &Arc<Self>,
+        number: u64,
+        file: FileNode,
+        done: impl FnOnce(Result<(), Errno>) + Send + 'static,
+    ) {
+        let now = self.client.now();
+        if file.version.is_superseded() {
+            return done(Err(Errno::ESTALE));
+        }
+        if now.since(file.validated) < self.attr_ttl {
+            return done(Ok(()));
+        }
+        count(&self.counters.revalidations);
+        let this = self.clone();
+        let version = file.version;
+        let key = version.object.key.clone();
+        let answered = move |answer: Result<ObjectMeta, OriginError>| {
+            done(match answer {
+                Ok(meta) if meta.version(&this.bucket).id == version.object.id => {
+                    this.inodes.lock().validated(number, now);
+                    Ok(())
+                }
+                Err(error) if error.kind != OriginErrorKind::NotFound => Err(origin_errno(&error)),
+                _ => {
+                    count(&this.counters.superseded);
+                    version.supersede();
+                    this.known.lock().remove(&version.object.key);
+                    Err(Errno::ESTALE)
+                }
+            });
+        };
+        self.head(key, Box::new(answered));
+    }
+
+    /// Opens a directory; [`Namespace::releasedir`] closes it.
+    ///
+    /// # Errors
+    /// ESTALE for an unknown inode, ENOTDIR.
+    pub fn opendir(&self, number: u64) -> Result<u64, Errno> {
+        let mut inodes = self.inodes.lock();
+        let prefix = match inodes.get(number) {
+            Some(Node::Directory(prefix)) => prefix.clone(),
+            Some(Node::File(_)) => return Err(Errno::ENOTDIR),
+            None => return Err(Errno::ESTALE),
+        };
+        inodes.opened(number);
+        drop(inodes);
+        let handle = self.next_directory.fetch_add(1, Ordering::Relaxed);
+        let directory = Arc::new(Directory::new(number, prefix));
+        self.directories.lock().insert(handle, directory);
+        Ok(handle)
+    }
+
+    /// Gives entries of an open directory to `sink`, from `offset` on. Entries given with
+    /// attributes count as lookups, `.` and `..` do not.
+    ///
+    /// # Errors
+    /// To the sink: EBADF, EACCES when the origin refuses, EIO when it fails.
+    pub fn readdir(self: &Arc<Self>, handle: u64, offset: u64, sink: Box<dyn DirSink>) {
+        let directory = self.directories.lock().get(&handle).cloned();
+        let Some(directory) = directory else {
+            return sink.finish(Err(Errno::EBADF));
+        };
+        let emitter = Emitter {
+            namespace: self,
+            directory: &directory,
+        };
+        let after = directory.read(offset, sink, &emitter);
+        self.finish_listing(directory, after);
+    }
+
+    fn finish_listing(self: &Arc<Self>, directory: Arc<Directory>, after: After) {
+        for (sink, result) in after.finished {
+            sink.finish(result);
+        }
+        if let Some(fetch) = after.fetch {
+            self.fetch_page(directory, fetch);
+        }
+    }
+
+    fn fetch_page(self: &Arc<Self>, directory: Arc<Directory>, fetch: Fetch) {
+        count(&self.counters.pages_listed);
+        let Fetch { page, continuation } = fetch;
+        let request = ListRequest {
+            bucket: self.bucket.clone(),
+            prefix: directory.prefix.clone(),
+            delimited: true,
+            continuation,
+            entries_max: LIST_PAGE_ENTRIES,
+        };
+        let this = self.clone();
+        let asked = self.client.now();
+        let arrived = move |answer: Result<Arc<ListPage>, OriginError>| {
+            let listed = match &answer {
+                Ok(listed) => Ok(&**listed),
+                Err(error) => Err(origin_errno(error)),
+            };
+            let mut left_out = |kind, n, key: &str| this.left_out.note(kind, n, key, asked);
+            let emitter = Emitter {
+                namespace: &this,
+                directory: &directory,
+            };
+            let after = directory.arrived(page, listed, asked, &emitter, &mut left_out);
+            this.finish_listing(directory.clone(), after);
+        };
+        self.list(request, Box::new(arrived));
+    }
+
+    /// Closes a directory.
+    pub fn releasedir(&self, handle: u64) {
+        let directory = self.directories.lock().remove(&handle);
+        if let Some(directory) = directory {
+            self.inodes.lock().closed(directory.number);
+        }
+    }
+
+    fn head(&self, key: Arc<str>, reply: Callback<Result<ObjectMeta, OriginError>>) {
+        if let Err(Full(reply)) = self.client.head(&self.bucket, key, reply) {
+            reply(Err(busy()));
+        }
+    }
+
+    fn list(&self, request: ListRequest, reply: Callback<Result<Arc<ListPage>, OriginError>>) {
+        if let Err(Full(reply)) = self.client.list(request, reply) {
+            reply(Err(busy()));
+        }
+    }
+}
+
+/// A metadata request found its core's ring full. It is not tried again: callbacks run on the
+/// core's own thread, which would wait for itself.
+fn busy() -> OriginError {
+    OriginError::new(
+        OriginErrorKind::Throttled,
+        "the engine's request ring is full; try again",
+    )
+}
+
+/// Gives the entries of one directory to a sink.
+struct Emitter<'a, R> {
+    namespace: &'a Arc<Namespace<R>>,
+    directory: &'a Directory,
+}
+
+impl<R: ReadReply> Emit for Emitter<'_, R> {
+    fn dot(&self, sink: &mut dyn DirSink, next: u64, name: &str) -> bool {
+        let number = match name {
+            "." => self.directory.number,
+            _ => self.parent_number(),
+        };
+        sink.add(next, name, &self.namespace.attributes.directory(number))
+    }
+
+    fn entry(&self, sink: &mut dyn DirSink, next: u64, listed: &Listed, at: Time) -> bool {
+        let namespace = self.namespace;
+        let prefix = &self.directory.prefix;
+        if sink.with_attributes() {
+            let key = format!("{prefix}{}", listed.name);
+            let entry = namespace.entry(&key, &listed.kind, at);
+            let full = sink.add(next, &listed.name, &entry.attr);
+            if full {
+                namespace.forget(entry.attr.ino.0, 1);
+            }
+            return full;
+        }
+        let key: Arc<str> = format!("{prefix}{}", listed.name).into();
+        let attr = match &listed.kind {
+            Kind::Directory => {
+                let number = inodes::directory_number(&format!("{key}/"));
+                namespace.attributes.directory(number)
+            }
+            Kind::File(meta) => {
+                let number = inodes::file_number(meta.version(&namespace.bucket).id);
+                namespace
+                    .attributes
+                    .file(number, meta.size_bytes, meta.modified_ns)
+            }
+        };
+        let full = sink.add(next, &listed.name, &attr);
+        if !full {
+            // The kernel may look each of them up next.
+            namespace
+                .known
+                .lock()
+                .insert(key, at, Known::Present(listed.kind.clone()));
+        }
+        full
+    }
+}
+
+impl<R: ReadReply> Emitter<'_, R> {
+    /// The number of the directory above; the root is above itself (the kernel shows what is
+    /// really above the mount).
+    fn parent_number(&self) -> u64 {
+        if self.directory.number == ROOT {
+            return ROOT;
+        }
+        let prefix = self.directory.prefix.trim_end_matches('/');
+        let parent = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
+        match self.namespace.inodes.lock().get(ROOT) {
+            Some(Node::Directory(root)) if &**root == parent => ROOT,
+            _ => inodes::directory_number(parent),
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! From FUSE requests to the namespace, and the life of a mount.
+//!
+//! Most writing never arrives: the mount is read-only and the kernel answers EROFS itself.
+//! Requests whose absence the kernel understands (extended attributes, `flush`, `lseek`, `poll`)
+//! are answered ENOSYS once and do not come again; `lseek` with SEEK_DATA and SEEK_HOLE then
+//! works as for a file without holes.
+
+mod filesystem;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::client::Client;
+use forebay_engine::identity::Bucket;
+use fuser::{Config, Session, SessionACL};
+use parking_lot::{Condvar, Mutex};
+
+use crate::mount_point::{self, DeviceNumber};
+use crate::namespace::Namespace;
+use crate::options::MountOptions;
+use crate::reply::{FuseReply, ReadReply};
+use filesystem::Shim;
+
+/// Mounts `prefix` of `bucket` (empty: all of it) at `mount_point`. When this returns, the mount
+/// answers. `R` is the platform's reply type: [`FuseReply`], or one that can be made from it.
+///
+/// # Errors
+/// The mount point is missing, no directory, or busy (`ResourceBusy`); `/dev/fuse` or
+/// `fusermount3` is missing; `--allow-other` is not allowed (`PermissionDenied`).
+pub fn mount<R: ReadReply + From<FuseReply>>(
+    client: Client<R>,
+    bucket: Arc<Bucket>,
+    prefix: &str,
+    mount_point: &Path,
+    options: &MountOptions,
+) -> io::Result<MountHandle<R>> {
+    let source = format!("{bucket}/{prefix}");
+    let namespace = Namespace::new(client, bucket, prefix, options);
+    let mounted = mount_point::mount(mount_point, &source, options.allow_other)?;
+    let path = mounted.path;
+    let number = mount_point::find(&path)?.ok_or_else(|| {
+        io::Error::other(format!(
+            "{} was unmounted while it was mounted",
+            path.display()
+        ))
+    })?;
+    let mut config = Config::default();
+    config.n_threads = Some(options.threads.max(2));
+    config.clone_fd = true;
+    let acl = if options.allow_other {
+        SessionACL::All
+    } else {
+        SessionACL::Owner
+    };
+    config.acl = acl;
+    let shim = Shim::new(namespace.clone(), options);
+    let unmount = |error: io::Error| {
+        let _ = mount_point::unmount(&path, number, true);
+        error
+    };
+    let session = Session::from_fd(shim, mounted.device, acl, config).map_err(unmount)?;
+    let ended = Arc::new(Ended::default());
+    let note = ended.clone();
+    std::thread::Builder::new()
+        .name("forebay-fuse".into())
+        .spawn(move || note.set(session.run()))
+        .map_err(unmount)?;
+    mount_point::set_read_ahead(number, options.kernel_read_ahead_kib);
+    Ok(MountHandle {
+        path,
+        number,
+        namespace,
+        ended,
+    })
+}
+
+/// How the session ended, once it has.
+#[derive(Debug, Default)]
+struct Ended {
+    result: Mutex<Option<Result<(), (io::ErrorKind, String)>>>,
+    changed: Condvar,
+}
+
+impl Ended {
+    fn set(&self, result: io::Result<()>) {
+        *self.result.lock() = Some(result.map_err(|error| (error.kind(), error.to_string())));
+        self.changed.notify_all();
+    }
+
+    fn wait(&self, until: Option<Instant>) -> Option<io::Result<()>> {
+        let mut result = self.result.lock();
+        while result.is_none() {
+            match until {
+                None => self.changed.wait(&mut result),
+                Some(until) => {
+                    if self.changed.wait_until(&mut result, until).timed_out() {
+                        break;
+                    }
+                }
+            }
+        }
+        result
+            .clone()
+            .map(|result| result.map_err(|(kind, text)| io::Error::new(kind, text)))
+    }
+}
+
+/// A mount that is being served. Dropping it detaches the mount lazily.
+#[allow(missing_debug_implementations)]
+pub struct MountHandle<R> {
+    path: PathBuf,
+    number: DeviceNumber,
+    namespace: Arc<Namespace<R>>,
+    ended: Arc<Ended>,
+}
+
+impl<R> MountHandle<R> {
+    /// Where it is mounted, without symbolic links.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The tree behind the mount, for its counters.
+    pub fn namespace(&self) -> &Arc<Namespace<R>> {
+        &self.namespace
+    }
+
+    /// Waits until the session has ended: unmounted from here or from outside.
+    ///
+    /// # Errors
+    /// The session broke.
+    pub fn wait(&self) -> io::Result<()> {
+        self.ended.wait(None).unwrap_or(Ok(()))
+    }
+
+    /// Like [`MountHandle::wait`], for at most `timeout`; `None` when the mount is still served.
+    pub fn wait_timeout(&self, timeout: Duration) -> Option<io::Result<()>> {
+        self.ended.wait(Some(Instant::now() + timeout))
+    }
+
+    /// Unmounts. With `lazy` the mount leaves the tree at once, and the session ends when the
+    /// last open file is closed; without it open files make it fail. Already unmounted is fine.
+    /// Does not wait for the session's end. Never call it from a thread that serves the mount.
+    ///
+    /// # Errors
+    /// `ResourceBusy` when files are open and not `lazy`.
+    pub fn unmount(&self, lazy: bool) -> io::Result<()> {
+        mount_point::unmount(&self.path, self.number, lazy)
+    }
+}
+
+impl<R> Drop for MountHandle<R> {
+    fn drop(&mut self) {
+        if self.ended.wait(Some(Instant::now())).is_none()
+            && let Err(error) = self.unmount(true)
+        {
+            tracing::warn!(%error, "the mount stays behind; run `forebay umount`");
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! fuser's `Filesystem` over the namespace: each request becomes one call.
+
+use std::ffi::OsStr;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::limits::READ_BYTES_MAX;
+use fuser::{
+    AccessFlags, Errno, FileAttr, FileHandle, Filesystem, FopenFlags, Generation, INodeNo,
+    InitFlags, IoctlFlags, KernelConfig, LockOwner, OpenAccMode, OpenFlags, PollEvents, PollFlags,
+    PollNotifier, ReplyAttr, ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEmpty, ReplyEntry,
+    ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request,
+};
+
+use crate::namespace::{BLKSIZE_BYTES, DirSink, Entry, Namespace};
+use crate::options::{MAX_BACKGROUND_MIN, MountOptions};
+use crate::reply::{FuseReply, ReadReply};
+
+/// Inode numbers are never reused for something else, so all are of one generation.
+const GENERATION: Generation = Generation(0);
+
+pub(super) struct Shim<R> {
+    namespace: Arc<Namespace<R>>,
+    /// Directory entries with attributes have one time to live for both.
+    plus_ttl: Duration,
+    negative_ttl: Duration,
+    max_background: u16,
+}
+
+impl<R> Shim<R> {
+    pub(super) fn new(namespace: Arc<Namespace<R>>, options: &MountOptions) -> Self {
+        Self {
+            namespace,
+            plus_ttl: options.attr_ttl.min(options.entry_ttl),
+            negative_ttl: options.negative_ttl,
+            max_background: options.max_background.max(MAX_BACKGROUND_MIN),
+        }
+    }
+}
+
+struct PlainSink(ReplyDirectory);
+
+impl DirSink for PlainSink {
+    fn with_attributes(&self) -> bool {
+        false
+    }
+
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool {
+        self.0.add(attr.ino, next, attr.kind, name)
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), Errno>) {
+        match result {
+            Ok(()) => self.0.ok(),
+            Err(errno) => self.0.error(errno),
+        }
+    }
+}
+
+struct PlusSink {
+    reply: ReplyDirectoryPlus,
+    ttl: Duration,
+}
+
+impl DirSink for PlusSink {
+    fn with_attributes(&self) -> bool {
+        true
+    }
+
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool {
+        self.reply
+            .add(attr.ino, next, name, &self.ttl, attr, GENERATION)
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), Errno>) {
+        match result {
+            Ok(()) => self.reply.ok(),
+            Err(errno) => self.reply.error(errno),
+        }
+    }
+}
+
+/// Answers a lookup; a name that does not exist is an entry without an inode, which the kernel
+/// remembers for `negative_ttl`.
+fn answer_lookup(reply: ReplyEntry, found: Result<Entry, Errno>, negative_ttl: Duration) {
+    match found {
+        Ok(entry) => {
+            reply.entry_with_ttls(&entry.attr_ttl, &entry.entry_ttl, &entry.attr, GENERATION);
+        }
+        Err(errno) if errno == Errno::ENOENT && !negative_ttl.is_zero() => {
+            reply.entry_with_ttls(&Duration::ZERO, &negative_ttl, &no_attributes(), GENERATION);
+        }
+        Err(errno) => reply.error(errno),
+    }
+}
+
+fn no_attributes() -> FileAttr {
+    let zero = std::time::UNIX_EPOCH;
+    FileAttr {
+        ino: INodeNo(0),
+        size: 0,
+        blocks: 0,
+        atime: zero,
+        mtime: zero,
+        ctime: zero,
+        crtime: zero,
+        kind: fuser::FileType::RegularFile,
+        perm: 0,
+        nlink: 0,
+        uid: 0,
+        gid: 0,
+        rdev: 0,
+        blksize: 0,
+        flags: 0,
+    }
+}
+
+impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
+    fn init(&mut self, _req: &Request, config: &mut KernelConfig) -> io::Result<()> {
+        // What a kernel lacks it does without.
+        for wish in [
+            InitFlags::FUSE_ASYNC_READ,
+            InitFlags::FUSE_ASYNC_DIO,
+            InitFlags::FUSE_PARALLEL_DIROPS,
+            InitFlags::FUSE_DO_READDIRPLUS,
+            InitFlags::FUSE_READDIRPLUS_AUTO,
+        ] {
+            let _ = config.add_capabilities(wish);
+        }
+        let read_bytes = READ_BYTES_MAX as u32;
+        // The kernel sizes its requests by the larger of the two: reads must fit the engine's.
+        let _ = config.set_max_write(read_bytes);
+        if let Err(most) = config.set_max_readahead(read_bytes) {
+            let _ = config.set_max_readahead(most);
+        }
+        let _ = config.set_max_background(self.max_background);
+        let _ = config.set_congestion_threshold(self.max_background);
+        Ok(())
+    }
+
+    fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
+        let ttl = self.negative_ttl;
+        self.namespace.lookup(parent.0, name, move |found| {
+            answer_lookup(reply, found, ttl)
+        });
+    }
+
+    fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
+        self.namespace.forget(ino.0, nlookup);
+    }
+
+    fn getattr(&self, _req: &Request, ino: INodeNo, _fh: Option<FileHandle>, reply: ReplyAttr) {
+        self.namespace.getattr(ino.0, move |result| match result {
+            Ok((attr, ttl)) => reply.attr(&ttl, &attr),
+            Err(errno) => reply.error(errno),
+        });
+    }
+
+    fn readlink(&self, _req: &Request, _ino: INodeNo, reply: ReplyData) {
+        reply.error(Errno::EINVAL);
+    }
+
+    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+        if flags.acc_mode() != OpenAccMode::O_RDONLY {
+            return reply.error(Errno::EROFS);
+        }
+        self.namespace.open(ino.0, move |result| match result {
+            // An inode's bytes never change, so its cached pages stay good.
+            Ok(handle) => reply.opened(
+                FileHandle(handle),
+                FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
+            ),
+            Err(errno) => reply.error(errno),
+        });
+    }
+
+    fn read(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        size: u32,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        reply: ReplyData,
+    ) {
+        self.namespace
+            .read(fh.0, offset, size, R::from(FuseReply::from(reply)));
+    }
+
+    fn release(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        _lock_owner: Option<LockOwner>,
+        _flush: bool,
+        reply: ReplyEmpty,
+    ) {
+        self.namespace.release(fh.0);
+        reply.ok();
+    }
+
+    fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
+        match self.namespace.opendir(ino.0) {
+            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Err(errno) => reply.error(errno),
+        }
+    }
+
+    fn readdir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectory,
+    ) {
+        self.namespace
+            .readdir(fh.0, offset, Box::new(PlainSink(reply)));
+    }
+
+    fn readdirplus(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        offset: u64,
+        reply: ReplyDirectoryPlus,
+    ) {
+        self.namespace.readdir(
+            fh.0,
+            offset,
+            Box::new(PlusSink {
+                reply,
+                ttl: self.plus_ttl,
+            }),
+        );
+    }
+
+    fn releasedir(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        fh: FileHandle,
+        _flags: OpenFlags,
+        reply: ReplyEmpty,
+    ) {
+        self.namespace.releasedir(fh.0);
+        reply.ok();
+    }
+
+    /// Size and free space of a bucket are not known: zeros, which `df` leaves out.
+    fn statfs(&self, _req: &Request, _ino: INodeNo, reply: ReplyStatfs) {
+        let name_max = forebay_engine::limits::NAME_BYTES_MAX as u32;
+        reply.statfs(0, 0, 0, 0, 0, BLKSIZE_BYTES, name_max, BLKSIZE_BYTES);
+    }
+
+    fn access(&self, _req: &Request, _ino: INodeNo, _mask: AccessFlags, reply: ReplyEmpty) {
+        // The kernel checks permission bits itself (`default_permissions`).
+        reply.ok();
+    }
+
+    fn flush(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _lock_owner: LockOwner,
+        reply: ReplyEmpty,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn fsyncdir(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn getxattr(&self, _: &Request, _: INodeNo, _: &OsStr, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn listxattr(&self, _: &Request, _: INodeNo, _: u32, reply: ReplyXattr) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn lseek(&self, _: &Request, _: INodeNo, _: FileHandle, _: i64, _: i32, reply: ReplyLseek) {
+        reply.error(Errno::ENOSYS);
+    }
+
+    fn ioctl(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _flags: IoctlFlags,
+        _cmd: u32,
+        _in_data: &[u8],
+        _out_size: u32,
+        reply: ReplyIoctl,
+    ) {
+        reply.error(Errno::ENOTTY);
+    }
+
+    fn poll(
+        &self,
+        _req: &Request,
+        _ino: INodeNo,
+        _fh: FileHandle,
+        _ph: PollNotifier,
+        _events: PollEvents,
+        _flags: PollFlags,
+        reply: ReplyPoll,
+    ) {
+        reply.error(Errno::ENOSYS);
+    }
+}
