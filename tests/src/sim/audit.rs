@@ -1,0 +1,284 @@
+//! What must hold: for each answer, and for the whole run once it is over.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
+use forebay_engine::identity::{ObjectId, ObjectVersion};
+use forebay_engine::limits::{BACKOFF_MAX_MS, READ_BYTES_MAX, STRIPE_BYTES, SUB_BLOCK_BYTES};
+use forebay_engine::ports::Time;
+use forebay_engine::stats::{CoreStats, Reason};
+
+use super::board::{Answered, DEADLINE_SLACK, Outcome, Question};
+use super::origin::OriginStore;
+use super::scenario::{Scenario, Weather};
+
+/// What a run has come to.
+#[derive(Debug, Default)]
+pub struct Facts {
+    /// When faults ended; zero when there were none.
+    pub healed_at: Option<Time>,
+    /// When the cores were told to stop.
+    pub stopped_at: Option<Time>,
+    /// Sub-blocks that readers or prefetches may have fetched.
+    pub wanted: BTreeSet<(ObjectId, u64)>,
+    /// Sub-blocks that some reader got.
+    pub delivered: BTreeSet<(ObjectId, u64)>,
+    /// Reads that reached a core; those that cross a stripe count twice.
+    pub parts: u64,
+}
+
+/// The sub-blocks that a range touches.
+pub fn sub_blocks(
+    object: &ObjectVersion,
+    offset: u64,
+    len_bytes: u64,
+) -> impl Iterator<Item = (ObjectId, u64)> {
+    let id = object.id;
+    let end = offset.saturating_add(len_bytes).min(object.size_bytes);
+    let unit = SUB_BLOCK_BYTES as u64;
+    let numbers = if offset < end {
+        offset / unit..end.div_ceil(unit)
+    } else {
+        0..0
+    };
+    numbers.map(move |number| (id, number))
+}
+
+/// In how many parts a read travels.
+pub fn parts(offset: u64, due_bytes: u64) -> u64 {
+    if due_bytes == 0 {
+        return 0;
+    }
+    let stripe = STRIPE_BYTES as u64;
+    (offset + due_bytes - 1) / stripe - offset / stripe + 1
+}
+
+impl Facts {
+    /// Judges one answer.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn judge(
+        &mut self,
+        scenario: &Scenario,
+        store: &OriginStore,
+        answered: &Answered,
+    ) -> Result<(), String> {
+        let fault = match (&answered.asked.question, &answered.outcome) {
+            (
+                Question::Read {
+                    object,
+                    offset,
+                    len_bytes,
+                    due_bytes,
+                    instant,
+                },
+                Outcome::Bytes,
+            ) => {
+                self.delivered
+                    .extend(sub_blocks(object, *offset, *due_bytes as u64));
+                if *instant && answered.at != answered.asked.submitted {
+                    Some("a read of bytes in memory waited")
+                } else if *len_bytes as usize > READ_BYTES_MAX {
+                    Some("a read longer than allowed got bytes")
+                } else {
+                    None
+                }
+            }
+            (Question::Read { .. }, Outcome::ReadFailed(error)) => {
+                self.judge_error(scenario, store, answered, error)
+            }
+            (Question::Head(_), Outcome::Head(Err(error)))
+            | (Question::List(_), Outcome::List(Err(error))) => {
+                self.judge_origin_error(scenario, store, answered, error)
+            }
+            (Question::Head(key), Outcome::Head(Ok(meta))) => {
+                // A HEAD may join one that was sent before it, but none older than a time to live.
+                let since = answered
+                    .asked
+                    .submitted
+                    .since(Time(0))
+                    .saturating_sub(scenario.io_timeout);
+                let generations = store.bucket.generations(key);
+                let known = generations
+                    .iter()
+                    .position(|generation| generation.meta() == *meta);
+                let superseded = known
+                    .and_then(|at| generations.get(at + 1))
+                    .map(|next| next.since);
+                match known {
+                    None => Some("a HEAD told of a version that never was"),
+                    Some(_) if superseded.is_some_and(|at| at < Time(0) + since) => {
+                        Some("a HEAD told of a version that was superseded long ago")
+                    }
+                    Some(_) => None,
+                }
+            }
+            (Question::List(request), Outcome::List(Ok(page))) => (page.entries.len()
+                > request.entries_max as usize)
+                .then_some("a page is longer than asked for"),
+            _ => Some("an answer of the wrong kind"),
+        };
+        fault.map_or(Ok(()), |fault| Err(format!("{fault}: {answered:?}")))
+    }
+
+    /// Whether something that was under way after `since` may have met a fault.
+    fn may_have_met_fault(&self, scenario: &Scenario, since: Time) -> bool {
+        let faulty = matches!(scenario.weather, Weather::Storm | Weather::Flood);
+        faulty
+            && self
+                .healed_at
+                .is_none_or(|healed| since < healed + scenario.io_timeout)
+    }
+
+    fn judge_error(
+        &self,
+        scenario: &Scenario,
+        store: &OriginStore,
+        answered: &Answered,
+        error: &ReadError,
+    ) -> Option<&'static str> {
+        let asked = &answered.asked;
+        let Question::Read {
+            object, len_bytes, ..
+        } = &asked.question
+        else {
+            return None;
+        };
+        let superseded = store
+            .bucket
+            .current(&object.key)
+            .is_none_or(|now| now.version.id != object.id);
+        match error {
+            ReadError::Invalid if *len_bytes as usize > READ_BYTES_MAX => None,
+            ReadError::Shutdown if self.stopped_at.is_some() => None,
+            ReadError::VersionChanged if superseded => None,
+            ReadError::Deadline if answered.at < asked.deadline => {
+                Some("a deadline passed too early")
+            }
+            ReadError::Deadline if scenario.weather == Weather::Flood => None,
+            ReadError::Deadline if self.may_have_met_fault(scenario, asked.submitted) => None,
+            ReadError::Origin(error) => self.judge_origin_error(scenario, store, answered, error),
+            _ => Some("an error without a cause"),
+        }
+    }
+
+    fn judge_origin_error(
+        &self,
+        scenario: &Scenario,
+        store: &OriginStore,
+        answered: &Answered,
+        error: &OriginError,
+    ) -> Option<&'static str> {
+        let asked = &answered.asked;
+        // No further attempt would have fitted, back-off and jitter included.
+        let last_chance = answered.at + Duration::from_millis(BACKOFF_MAX_MS) + DEADLINE_SLACK;
+        let faulty = self.may_have_met_fault(scenario, asked.submitted);
+        match error.kind {
+            OriginErrorKind::Denied if store.denied_at.is_some_and(|at| at >= asked.submitted) => {
+                None
+            }
+            // Metadata callbacks have no error of their own for this.
+            OriginErrorKind::Cancelled if self.stopped_at.is_some() => None,
+            kind if kind.is_transient() && faulty && last_chance >= asked.deadline => None,
+            kind if kind.is_transient() && faulty => Some("the engine gave up before the deadline"),
+            _ => Some("an origin error without a cause"),
+        }
+    }
+
+    /// Judges a whole run: every operation answered, every core stopped.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn judge_run(
+        &self,
+        scenario: &Scenario,
+        store: &OriginStore,
+        cores: &[CoreStats],
+    ) -> Result<(), String> {
+        let mut all = CoreStats::default();
+        cores.iter().for_each(|core| all.add(core));
+        let count = |what: &str, is: u64, should: u64| {
+            if is == should {
+                Ok(())
+            } else {
+                Err(format!("{what}: {is} instead of {should}"))
+            }
+        };
+        count(
+            "cores that answered with their counters",
+            cores.len() as u64,
+            scenario.cores as u64,
+        )?;
+        count(
+            "bytes in flight after shutdown",
+            all.memory_in_flight_bytes,
+            0,
+        )?;
+        count("reads that wait after shutdown", all.reads_waiting, 0)?;
+        count(
+            "bytes in the ledger, against the origin's own count",
+            all.ledger.total_bytes(),
+            store.sent_bytes,
+        )?;
+        count(
+            "reads counted by the cores",
+            all.reads + all.read_errors,
+            self.parts,
+        )?;
+        if all.gets < store.bodies {
+            return Err(format!(
+                "{} GETs counted, but the origin sent {} bodies",
+                all.gets, store.bodies
+            ));
+        }
+        self.judge_reasons(scenario, &all)?;
+        if scenario.weather == Weather::Calm {
+            self.judge_single_flight(store, &all)?;
+        }
+        Ok(())
+    }
+
+    fn judge_reasons(&self, scenario: &Scenario, all: &CoreStats) -> Result<(), String> {
+        let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
+        let impossible = |reason: Reason| match reason {
+            Reason::RingMoved | Reason::Expired | Reason::Checksum => true,
+            // Shutdown cancels what is under way.
+            Reason::Retry => fair && !scenario.stop_early,
+            Reason::VersionChanged => scenario.overwrites.is_empty(),
+            Reason::Evicted => all.evictions == 0,
+            Reason::Cold | Reason::Prefetch => false,
+        };
+        for reason in Reason::ALL {
+            let bytes = all.ledger.bytes(reason);
+            if bytes > 0 && impossible(reason) {
+                return Err(format!(
+                    "{bytes} bytes are booked as {reason}, which never happened"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn judge_single_flight(&self, store: &OriginStore, all: &CoreStats) -> Result<(), String> {
+        for (sub_block, times) in &store.sent_sub_blocks {
+            if *times > 1 {
+                return Err(format!("sub-block {sub_block:?} was fetched {times} times"));
+            }
+            if !self.wanted.contains(sub_block) {
+                return Err(format!(
+                    "sub-block {sub_block:?} was fetched but never asked for"
+                ));
+            }
+        }
+        let limit = (self.wanted.len() * SUB_BLOCK_BYTES) as u64;
+        if store.sent_bytes > limit || all.evictions > 0 {
+            return Err(format!(
+                "{} bytes fetched of {limit}, {} evictions",
+                store.sent_bytes, all.evictions
+            ));
+        }
+        Ok(())
+    }
+}

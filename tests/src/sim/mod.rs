@@ -1,0 +1,26 @@
+//! The deterministic simulator: the production core on simulated ports and virtual time.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`world`] | cores, clock and actors of one run, and the loop that moves time |
+//! | [`scenario`] | what a seed means: sizes, faults, actors |
+//! | [`actor`] | the workload: what one reader asks next |
+//! | [`board`] | what was asked, what was answered, what is wrong with an answer |
+//! | [`audit`] | what must hold for a whole run |
+//! | [`bucket`] | objects whose bytes follow from their identity |
+//! | [`origin`], [`device`], [`network`] | the simulated ports |
+//! | [`clock`], [`rng`], [`schedule`], [`trace`] | time, chance, order, and the event hash |
+//!
+//! `cargo run -p forebay-tests --bin forebay-sim -- --seed N --verbose` replays one seed.
+
+pub mod actor;
+pub mod audit;
+pub mod board;
+pub mod bucket;
+pub mod clock;
+pub mod origin;
+pub mod rng;
+pub mod scenario;
+pub mod schedule;
+pub mod trace;
+pub mod world;

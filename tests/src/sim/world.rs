@@ -1,0 +1,650 @@
+//! One run: cores, clock, origin and actors, and the loop that moves time when nothing else can.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::fmt;
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Wake, Waker};
+use std::time::Duration;
+
+use forebay_engine::arena::Arena;
+use forebay_engine::client::Client;
+use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
+use forebay_engine::identity::ObjectVersion;
+use forebay_engine::limits::READ_BYTES_MAX;
+use forebay_engine::ports::{Clock, Full, NoDevice, NoTransport, Platform, Solo, Time};
+use forebay_engine::ring::{CoreRing, Doorbell};
+use forebay_engine::stats::CoreStats;
+use parking_lot::Mutex;
+
+use super::actor::{Actor, Ask};
+use super::audit::{Facts, parts, sub_blocks};
+use super::board::{Asked, Board, Question, Ticket};
+use super::bucket::SimBucket;
+use super::clock::SimClock;
+use super::origin::{OriginStore, SimOrigin};
+use super::rng::SimRng;
+use super::scenario::{Defect, Scenario, Weather};
+use super::schedule::Schedule;
+use super::trace::Trace;
+
+/// Turns that the cores may take together before time must move.
+const TURNS_AT_ONE_TIME_MAX: u64 = 400_000;
+/// Virtual time that a run may last.
+const RUN_TIME_MAX: Duration = Duration::from_secs(3_600);
+/// Bytes that each run reads again at its end, per object.
+const FINAL_READ_BYTES: u32 = 32 << 10;
+/// Reads under way at the end at a time.
+const FINAL_READS: usize = 8;
+
+/// The ports of a simulated core. There are no disks and no peers in this version of the engine.
+#[derive(Debug)]
+pub struct SimPlatform;
+
+impl Platform for SimPlatform {
+    type Device = NoDevice;
+    type Transport = NoTransport;
+    type Origin = SimOrigin;
+    type Membership = Solo;
+    type Clock = SimClock;
+    type Rng = SimRng;
+    type Reply = Ticket;
+}
+
+/// What a run that went well came to.
+#[derive(Clone, Debug)]
+pub struct Passed {
+    /// Its seed.
+    pub seed: u64,
+    /// The event hash.
+    pub hash: u64,
+    /// Events folded into it.
+    pub events: u64,
+    /// Virtual time at the end.
+    pub ended_at: Time,
+    /// All cores' counters.
+    pub stats: CoreStats,
+}
+
+/// What a run that went wrong tells.
+#[derive(Clone, Debug)]
+pub struct Failed {
+    /// Its seed.
+    pub seed: u64,
+    /// What is wrong.
+    pub what: String,
+    /// When.
+    pub at: Time,
+    /// The last events.
+    pub tail: Vec<String>,
+}
+
+impl fmt::Display for Failed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.tail {
+            writeln!(f, "  {line}")?;
+        }
+        writeln!(
+            f,
+            "seed {} FAILED at {:?}: {}",
+            self.seed, self.at, self.what
+        )?;
+        write!(
+            f,
+            "replay: cargo run -p forebay-tests --bin forebay-sim -- --seed {} --verbose",
+            self.seed
+        )
+    }
+}
+
+#[derive(Debug, Default)]
+struct Bell(AtomicBool);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// A core with what decides when it turns. It turns only for a reason that a thread in production
+/// would wake for, so a wrong `wake_at` shows as a late answer.
+struct Seat {
+    core: Core<SimPlatform>,
+    origin: SimOrigin,
+    doorbell: Arc<Doorbell>,
+    bell: Arc<Bell>,
+    progressed: bool,
+    wake_at: Time,
+}
+
+impl Seat {
+    fn is_due(&self, now: Time) -> bool {
+        self.progressed
+            || self.bell.0.load(Ordering::Relaxed)
+            || self.wake_at <= now
+            || self.origin.next_at().is_some_and(|at| at <= now)
+    }
+
+    fn next_at(&self) -> Option<Time> {
+        let wake_at = Some(self.wake_at).filter(|at| *at != Time::NEVER);
+        [wake_at, self.origin.next_at()].into_iter().flatten().min()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Wake(usize),
+    Overwrite(usize),
+    Heal,
+}
+
+/// One run.
+pub struct World {
+    scenario: Scenario,
+    clock: SimClock,
+    trace: Trace,
+    rng: SimRng,
+    store: Rc<RefCell<OriginStore>>,
+    board: Arc<Board>,
+    seats: Vec<Seat>,
+    client: Client<Ticket>,
+    actors: Vec<Actor>,
+    plan: Schedule<Event>,
+    facts: Facts,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World")
+            .field("scenario", &self.scenario)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Runs `scenario` from its beginning to its shutdown.
+///
+/// # Errors
+/// The first thing that went wrong.
+pub fn run(scenario: Scenario, print: bool) -> Result<Passed, Box<Failed>> {
+    let trace = Trace::new(print);
+    let clock = SimClock::default();
+    let seed = scenario.seed;
+    let failed = |what: String| {
+        Box::new(Failed {
+            seed,
+            what,
+            at: clock.now(),
+            tail: trace.tail(),
+        })
+    };
+    let mut world = World::new(scenario, clock.clone(), trace.clone())
+        .map_err(|error| failed(format!("the world could not be built: {error}")))?;
+    // After a panic nothing of the world is looked at any more, but for the trace.
+    let stats = catch_unwind(AssertUnwindSafe(|| world.live()))
+        .unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic))))
+        .map_err(failed)?;
+    Ok(Passed {
+        seed,
+        hash: trace.hash(),
+        events: trace.events(),
+        ended_at: clock.now(),
+        stats,
+    })
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("of an unknown kind")
+}
+
+impl World {
+    fn new(scenario: Scenario, clock: SimClock, trace: Trace) -> io::Result<Self> {
+        let seed = scenario.seed;
+        let mut bucket = SimBucket::new();
+        let objects: Vec<Arc<ObjectVersion>> = scenario
+            .objects
+            .iter()
+            .map(|(key, size)| bucket.put(key, *size, Time(0)))
+            .collect();
+        let store = OriginStore::new(bucket);
+        let board = Board::new(clock.clone(), trace.clone());
+        plant(&scenario, &board, &store);
+        store.borrow_mut().faults_on = matches!(scenario.weather, Weather::Storm | Weather::Flood);
+        let mut seats = Vec::new();
+        let mut rings = Vec::new();
+        for core in 0..scenario.cores {
+            let (seat, ring) = seat(core, &scenario, &clock, &trace, &store)?;
+            seats.push(seat);
+            rings.push(ring);
+        }
+        let client = Client::new(rings.into(), Arc::new(clock.clone()), scenario.io_timeout);
+        let mut plan = Schedule::default();
+        plan.push(Time(0) + scenario.heal_after, Event::Heal);
+        for (after, object) in &scenario.overwrites {
+            plan.push(Time(0) + *after, Event::Overwrite(*object));
+        }
+        let actors = scenario.roles.iter().enumerate().map(|(number, role)| {
+            plan.push(Time(0), Event::Wake(number));
+            let rng = SimRng::component(seed, "actor", number as u64);
+            Actor::new(role.habit, rng, objects[role.object].clone(), role.rounds)
+        });
+        let actors = actors.collect();
+        let rng = SimRng::component(seed, "world", 0);
+        Ok(Self {
+            scenario,
+            clock,
+            trace,
+            rng,
+            store,
+            board,
+            seats,
+            client,
+            actors,
+            plan,
+            facts: Facts::default(),
+        })
+    }
+
+    /// Faults, healing, a last look at every object, shutdown, audit.
+    fn live(&mut self) -> Result<CoreStats, String> {
+        if self.scenario.stop_early {
+            let some = self.rng.below(1_500_000);
+            self.pass_until(|world| world.clock.now() > Time(0) + Duration::from_micros(some))?;
+        } else {
+            self.pass_until(|world| world.is_quiet() && world.facts.healed_at.is_some())?;
+            if matches!(self.scenario.weather, Weather::Storm | Weather::Flood) {
+                // What was asked during the faults is over by now; nothing may fail from here on.
+                let calm_at =
+                    self.clock.now() + self.scenario.io_timeout + Duration::from_millis(1);
+                self.plan.push(calm_at, Event::Wake(usize::MAX));
+                self.pass_until(|world| world.clock.now() >= calm_at)?;
+            }
+            self.look_at_everything()?;
+        }
+        self.shut_down()?;
+        let stats = self.ask_stats()?;
+        self.facts
+            .judge_run(&self.scenario, &self.store.borrow(), &stats)?;
+        let mut all = CoreStats::default();
+        stats.iter().for_each(|core| all.add(core));
+        Ok(all)
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.board.open() == 0 && self.actors.iter().all(Actor::is_done)
+    }
+
+    /// Lets things happen until `goal`, or until nothing can happen any more.
+    fn pass_until(&mut self, goal: impl Fn(&World) -> bool) -> Result<(), String> {
+        loop {
+            self.settle()?;
+            if self.handle_answers()? || self.handle_plan()? {
+                continue;
+            }
+            if let Some(violation) = self.board.violation() {
+                return Err(violation);
+            }
+            if goal(self) {
+                return Ok(());
+            }
+            let seats = self.seats.iter().filter_map(Seat::next_at);
+            let Some(next) = seats.chain(self.plan.next_at()).min() else {
+                let open = self.board.open();
+                return if open == 0 {
+                    Ok(())
+                } else {
+                    Err(format!("everything sleeps with {open} operations open"))
+                };
+            };
+            if next > Time(0) + RUN_TIME_MAX {
+                return Err(format!(
+                    "the run does not end: {} operations open",
+                    self.board.open()
+                ));
+            }
+            self.clock.advance_to(next);
+        }
+    }
+
+    /// Turns every core that has a reason to, until none has.
+    fn settle(&mut self) -> Result<(), String> {
+        let now = self.clock.now();
+        let mut turns = 0;
+        loop {
+            let mut due: Vec<usize> = (0..self.seats.len())
+                .filter(|seat| self.seats[*seat].is_due(now))
+                .collect();
+            if due.is_empty() {
+                return Ok(());
+            }
+            self.rng.shuffle(&mut due);
+            for number in due {
+                turns += 1;
+                if turns > TURNS_AT_ONE_TIME_MAX {
+                    return Err(format!("core {number} turns without end at one time"));
+                }
+                self.turn(number);
+            }
+        }
+    }
+
+    fn turn(&mut self, number: usize) {
+        let budget = if self.scenario.small_turns {
+            let (requests, completions) = (
+                self.rng.between(1, 4) as usize,
+                self.rng.between(1, 4) as usize,
+            );
+            Budget {
+                requests,
+                completions,
+            }
+        } else {
+            Budget::default()
+        };
+        let seat = &mut self.seats[number];
+        seat.bell.0.store(false, Ordering::Relaxed);
+        seat.doorbell.announce_awake();
+        let turn = seat.core.turn(budget);
+        seat.progressed = turn.progressed;
+        seat.wake_at = turn.wake_at;
+        if !turn.progressed {
+            seat.doorbell.announce_sleep();
+        }
+    }
+
+    fn handle_answers(&mut self) -> Result<bool, String> {
+        let answers = self.board.take_answers();
+        let some = !answers.is_empty();
+        for answered in answers {
+            self.facts
+                .judge(&self.scenario, &self.store.borrow(), &answered)?;
+            let number = answered.asked.actor;
+            let Some(actor) = self.actors.get_mut(number) else {
+                continue;
+            };
+            let (think, listing) = actor.on_answer(&answered);
+            if let Some((prefix, names)) = listing {
+                self.check_listing(&prefix, &names)?;
+            }
+            self.plan
+                .push(self.clock.now() + think, Event::Wake(number));
+        }
+        Ok(some)
+    }
+
+    /// Keys are never made or removed while a run lasts, so a walk must find each exactly once.
+    fn check_listing(&self, prefix: &str, names: &[String]) -> Result<(), String> {
+        let store = self.store.borrow();
+        let all: Vec<&str> = store
+            .bucket
+            .keys()
+            .map(|key| &**key)
+            .filter(|key| key.starts_with(prefix))
+            .collect();
+        if all == names {
+            Ok(())
+        } else {
+            Err(format!(
+                "the listing of {prefix:?} is {names:?}, not {all:?}"
+            ))
+        }
+    }
+
+    fn handle_plan(&mut self) -> Result<bool, String> {
+        let now = self.clock.now();
+        let mut some = false;
+        while let Some((_, event)) = self.plan.pop_due(now) {
+            match event {
+                Event::Wake(number) => some |= self.wake(number),
+                Event::Overwrite(object) => self.overwrite(object),
+                Event::Heal => {
+                    self.trace.event(now, format_args!("heal"));
+                    self.store.borrow_mut().faults_on = false;
+                    self.facts.healed_at = Some(now);
+                }
+            }
+        }
+        Ok(some)
+    }
+
+    fn overwrite(&mut self, object: usize) {
+        let (key, size) = &self.scenario.objects[object];
+        let size = if self.rng.chance(500) {
+            *size
+        } else {
+            self.rng.between(1, *size)
+        };
+        let now = self.clock.now();
+        let version = self.store.borrow_mut().bucket.put(key, size, now);
+        self.trace.event(
+            now,
+            format_args!("overwrite {key} {} size {size}", version.validator),
+        );
+    }
+
+    fn wake(&mut self, number: usize) -> bool {
+        let Some(actor) = self.actors.get_mut(number) else {
+            return false;
+        };
+        let asks = actor.next_asks();
+        let some = !asks.is_empty();
+        for ask in asks {
+            self.ask(number, ask);
+        }
+        some
+    }
+
+    fn ask(&mut self, actor: usize, ask: Ask) {
+        let full = match &ask {
+            Ask::Read {
+                object,
+                offset,
+                len_bytes,
+                want_bytes,
+            } => !self.read(actor, object, *offset, *len_bytes, *want_bytes),
+            Ask::Prefetch {
+                object,
+                offset,
+                len_bytes,
+            } => {
+                self.facts
+                    .wanted
+                    .extend(sub_blocks(object, *offset, *len_bytes));
+                self.client.prefetch(object, *offset, *len_bytes);
+                false
+            }
+            Ask::Head(key) => {
+                let bucket = self.store.borrow().bucket.bucket.clone();
+                let ticket = self.ticket(actor, Question::Head(key.clone()));
+                self.client
+                    .head(&bucket, key.clone(), ticket.into_head())
+                    .is_err()
+            }
+            Ask::List(request) => {
+                let ticket = self.ticket(actor, Question::List(request.clone()));
+                self.client
+                    .list(request.clone(), ticket.into_list())
+                    .is_err()
+            }
+        };
+        if full && let Some(asker) = self.actors.get_mut(actor) {
+            asker.on_full(ask);
+            self.plan.push(
+                self.clock.now() + Duration::from_millis(1),
+                Event::Wake(actor),
+            );
+        }
+    }
+
+    fn ticket(&self, actor: usize, question: Question) -> Ticket {
+        let submitted = self.clock.now();
+        self.board.ask(Asked {
+            actor,
+            question,
+            submitted,
+            deadline: submitted + self.scenario.io_timeout,
+        })
+    }
+
+    /// Submits a read; false when the ring was full.
+    fn read(
+        &mut self,
+        actor: usize,
+        object: &Arc<ObjectVersion>,
+        offset: u64,
+        len_bytes: u32,
+        want_bytes: u32,
+    ) -> bool {
+        let valid = len_bytes as usize <= READ_BYTES_MAX;
+        let there = object
+            .size_bytes
+            .saturating_sub(offset)
+            .min(u64::from(len_bytes));
+        let due_bytes = if valid { there } else { 0 };
+        let delivered = &self.facts.delivered;
+        let in_memory =
+            sub_blocks(object, offset, due_bytes).all(|sub_block| delivered.contains(&sub_block));
+        let instant = self.scenario.weather == Weather::Calm && valid && in_memory;
+        let wanted = if due_bytes == 0 {
+            0
+        } else {
+            u64::from(want_bytes).max(due_bytes)
+        };
+        self.facts.wanted.extend(sub_blocks(object, offset, wanted));
+        let question = Question::Read {
+            object: object.clone(),
+            offset,
+            len_bytes,
+            due_bytes: due_bytes as usize,
+            instant,
+        };
+        let ticket = self.ticket(actor, question);
+        match self
+            .client
+            .read(object, offset, len_bytes, want_bytes, ticket)
+        {
+            Ok(()) => {
+                self.facts.parts += parts(offset, due_bytes);
+                true
+            }
+            Err(Full(ticket)) => {
+                ticket.withdraw();
+                false
+            }
+        }
+    }
+
+    /// After everything healed, every object must be readable.
+    fn look_at_everything(&mut self) -> Result<(), String> {
+        let versions: Vec<Arc<ObjectVersion>> = {
+            let store = self.store.borrow();
+            let keys = store.bucket.keys();
+            keys.filter_map(|key| Some(store.bucket.current(key)?.version.clone()))
+                .collect()
+        };
+        for some in versions.chunks(FINAL_READS) {
+            for object in some {
+                let offset = self.rng.below(object.size_bytes);
+                self.read(usize::MAX, object, offset, FINAL_READ_BYTES, 0);
+            }
+            self.pass_until(|world| world.board.open() == 0)?;
+        }
+        Ok(())
+    }
+
+    fn shut_down(&mut self) -> Result<(), String> {
+        let now = self.clock.now();
+        self.trace.event(
+            now,
+            format_args!("shutdown with {} open", self.board.open()),
+        );
+        self.facts.stopped_at = Some(now);
+        self.client.shutdown();
+        self.actors.iter_mut().for_each(Actor::retire);
+        // What comes after the shutdown is answered too.
+        let (key, _) = &self.scenario.objects[0];
+        let object = self
+            .store
+            .borrow()
+            .bucket
+            .current(key)
+            .map(|generation| generation.version.clone());
+        if let Some(object) = object {
+            self.read(usize::MAX, &object, 0, 4_096, 0);
+        }
+        self.pass_until(|world| {
+            world.board.open() == 0 && world.seats.iter().all(|seat| seat.origin.under_way() == 0)
+        })
+    }
+
+    fn ask_stats(&mut self) -> Result<Vec<CoreStats>, String> {
+        let answers: Arc<Mutex<Vec<CoreStats>>> = Arc::default();
+        let sink = answers.clone();
+        self.client.stats(move |stats| sink.lock().push(*stats));
+        self.settle()?;
+        Ok(std::mem::take(&mut *answers.lock()))
+    }
+}
+
+fn plant(scenario: &Scenario, board: &Arc<Board>, store: &Rc<RefCell<OriginStore>>) {
+    match scenario.defect {
+        Some(Defect::Reply(defect)) => board.plant(defect),
+        Some(Defect::Origin(defect)) => store.borrow_mut().defect = Some(defect),
+        None => {}
+    }
+}
+
+fn seat(
+    core: usize,
+    scenario: &Scenario,
+    clock: &SimClock,
+    trace: &Trace,
+    store: &Rc<RefCell<OriginStore>>,
+) -> io::Result<(Seat, Arc<CoreRing<Ticket>>)> {
+    let seed = scenario.seed;
+    let bell: Arc<Bell> = Arc::default();
+    let doorbell = Doorbell::new(Waker::from(bell.clone()));
+    doorbell.announce_sleep();
+    let ring = CoreRing::new(doorbell.clone());
+    let profile = scenario.origin.clone();
+    let origin = SimOrigin::new(
+        core,
+        seed,
+        clock.clone(),
+        profile,
+        store.clone(),
+        trace.clone(),
+    );
+    let parts = Parts::<SimPlatform> {
+        device: NoDevice::default(),
+        transport: NoTransport::default(),
+        origin: origin.clone(),
+        membership: Solo,
+        clock: clock.clone(),
+        rng: SimRng::component(seed, "core", core as u64),
+        arena: Arena::new(scenario.arena_bytes)?,
+        ring: ring.clone(),
+    };
+    let config = CoreConfig {
+        core,
+        cores: scenario.cores,
+        io_timeout: scenario.io_timeout,
+    };
+    let core = Core::new(parts, config);
+    Ok((
+        Seat {
+            core,
+            origin,
+            doorbell,
+            bell,
+            progressed: false,
+            wake_at: Time::NEVER,
+        },
+        ring,
+    ))
+}
