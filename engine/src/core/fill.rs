@@ -580,9 +580,8 @@ impl<P: Platform> Core<P> {
         for part in &fill.parts {
             self.unpromise(part.block, key, part.mask());
         }
-        for part in &fill.parts {
-            self.fail_readers(part.block, part.mask(), error);
-        }
+        let missing = fill.parts.iter().map(|part| (part.block, part.mask()));
+        self.fail_readers(missing, error);
         // Parts of one block follow each other; a forgotten key may be taken anew only by an
         // insertion, and none happens here.
         for part in &fill.parts {

@@ -322,10 +322,19 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Bytes will not arrive: every read that waits for some of them fails.
-    pub(super) fn fail_readers(&mut self, block: BlockKey, of: Mask, error: &ReadError) {
-        for key in self.take_waiters(block, of) {
-            if let Some(read) = self.unpark(key, Some(block)) {
+    /// Bytes of these blocks will not arrive: every read that waits for some of them fails. All are
+    /// taken off the blocks first: a read that spans two may be the last that keeps the second one's
+    /// entry alive.
+    pub(super) fn fail_readers(
+        &mut self,
+        missing: impl Iterator<Item = (BlockKey, Mask)>,
+        error: &ReadError,
+    ) {
+        let keys: Vec<ReadKey> = missing
+            .flat_map(|(block, of)| self.take_waiters(block, of))
+            .collect();
+        for key in keys {
+            if let Some(read) = self.unpark(key, None) {
                 self.refuse(read, error.clone());
             }
         }

@@ -363,6 +363,16 @@ fn what_no_retry_can_mend_fails_at_once_and_is_asked_again_by_the_next_reader() 
 }
 
 #[test]
+fn a_read_across_blocks_fails_once_when_its_fill_fails() {
+    let mut bench = Bench::new(64 * MIB, 64 * MIB);
+    let across = bench.read(4 * MIB - KIB, 2 * KIB, 0);
+    bench.turn();
+    bench.fail(OriginErrorKind::VersionChanged, 0);
+    assert_eq!(*across.lock(), [Err(ReadError::VersionChanged)]);
+    assert_eq!(bench.core.index.len(), 0);
+}
+
+#[test]
 fn a_silent_origin_is_cancelled_and_the_read_ends_by_its_deadline() {
     let mut bench = Bench::new(64 * MIB, 64 * MIB);
     let outcome = bench.read(0, KIB, 0);
