@@ -1,10 +1,12 @@
-//! Forebay's tests that need more than one crate: the deterministic simulator and the conformance
-//! suites of the engine's ports.
+//! Forebay's tests that need more than one crate: the deterministic simulator, the conformance
+//! suites of the engine's ports, and an S3 server. Nothing here is part of the product.
 //!
 //! | module | holds |
 //! |---|---|
 //! | [`sim`] | the production core on simulated ports and virtual time |
+//! | [`s3`] | an S3 server in this process, with faults and counts |
 
 #![forbid(unsafe_code)]
 
+pub mod s3;
 pub mod sim;
