@@ -86,8 +86,8 @@ struct State {
     fetching: Option<usize>,
     /// The page that is being read.
     current: usize,
-    /// The last page's number, once seen.
-    last: Option<usize>,
+    /// Pages whose hidden keys were counted.
+    counted: usize,
     waiting: Vec<Waiting>,
 }
 
@@ -115,7 +115,7 @@ impl Directory {
             pages: VecDeque::new(),
             fetching: None,
             current: 0,
-            last: None,
+            counted: 0,
             waiting: Vec::new(),
         };
         Self {
@@ -158,12 +158,6 @@ impl Directory {
         }
         after
     }
-
-    /// Pages held.
-    #[cfg(test)]
-    pub(super) fn pages(&self) -> usize {
-        self.state.lock().pages.len()
-    }
 }
 
 impl State {
@@ -172,7 +166,6 @@ impl State {
         self.marks.truncate(1);
         self.pages.clear();
         self.current = 0;
-        self.last = None;
     }
 
     fn serve(&mut self, waiting: Waiting, emit: &dyn Emit, after: &mut After) {
@@ -260,7 +253,8 @@ impl State {
             // An origin that goes round in circles.
             return Err(Errno::EIO);
         }
-        let first_time = number + 1 == self.marks.len() && self.last.is_none();
+        let first_time = number >= self.counted;
+        self.counted = self.counted.max(number + 1);
         let mut pending = mark.pending.clone();
         let first = mark.first;
         let mut entries = Vec::with_capacity(listed.entries.len() + 1);
@@ -274,26 +268,15 @@ impl State {
         if first_time && listed.left_out > 0 {
             left_out(LeftOut::NotUtf8, u64::from(listed.left_out), prefix);
         }
-        match &listed.next {
-            None => pending.finish(prefix, &mut entries),
-            Some(_) if number + 1 < self.marks.len() => {
-                // Seen before: later offsets are given out, so this page keeps its share.
-                let share = (self.marks[number + 1].first - first) as usize;
-                entries.truncate(share);
-            }
-            Some(next) => {
-                let first = first + entries.len() as u64;
-                self.marks.push(Mark {
-                    first,
-                    continuation: Some(next.clone()),
-                    pending,
-                });
-            }
-        }
         if listed.next.is_none() {
-            self.marks.truncate(number + 1);
-            self.last = Some(number);
+            pending.finish(prefix, &mut entries);
         }
+        self.mark_next(
+            number,
+            first + entries.len() as u64,
+            listed.next.as_ref(),
+            pending,
+        );
         self.keep(Page {
             number,
             first,
@@ -301,6 +284,30 @@ impl State {
             at,
         });
         Ok(())
+    }
+
+    /// Notes where the page after `number` begins. A page that was seen before may end elsewhere
+    /// now: then what is known of those after it no longer fits, and they are learned anew.
+    fn mark_next(
+        &mut self,
+        number: usize,
+        first: u64,
+        continuation: Option<&Arc<str>>,
+        pending: Pending,
+    ) {
+        let same = |mark: &Mark| mark.first == first && mark.continuation.as_ref() == continuation;
+        if self.marks.get(number + 1).is_some_and(same) {
+            return;
+        }
+        self.marks.truncate(number + 1);
+        self.pages.retain(|held| held.number <= number);
+        if let Some(continuation) = continuation {
+            self.marks.push(Mark {
+                first,
+                continuation: Some(continuation.clone()),
+                pending,
+            });
+        }
     }
 
     /// Holds a page; the one furthest from the reader goes when there are too many.

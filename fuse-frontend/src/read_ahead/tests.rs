@@ -1,1 +1,283 @@
+//! The policy against a small model of the engine: what a read wants and what is prefetched is
+//! fetched in whole sub-blocks, each once.
+
+use std::collections::HashSet;
+
+use forebay_engine::limits::{STRIPE_BYTES, SUB_BLOCK_BYTES};
+use proptest::prelude::*;
+
 use super::*;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// One handle, and what its reads made the engine fetch.
+struct Reader {
+    read_ahead: ReadAhead,
+    size_bytes: u64,
+    fetched: HashSet<u64>,
+    prefetches: u64,
+    now: Time,
+}
+
+impl Reader {
+    fn new(size_bytes: u64) -> Self {
+        Self::sharing(size_bytes, &Budget::new(GIB))
+    }
+
+    fn sharing(size_bytes: u64, budget: &Arc<Budget>) -> Self {
+        Self {
+            read_ahead: ReadAhead::new(size_bytes, budget.clone()),
+            size_bytes,
+            fetched: HashSet::new(),
+            prefetches: 0,
+            now: Time(1),
+        }
+    }
+
+    fn read(&mut self, offset: u64, len_bytes: u32) -> Plan {
+        let plan = self.read_ahead.on_read(offset, len_bytes, self.now);
+        let len = u64::from(len_bytes.max(plan.want_bytes));
+        let stripe_end = (offset / STRIPE_BYTES as u64 + 1) * STRIPE_BYTES as u64;
+        // The engine clips a read's wish to the stripe, and both to the object.
+        let wanted = (offset + len)
+            .min(stripe_end)
+            .max(offset + u64::from(len_bytes));
+        self.fetch(offset..wanted.min(self.size_bytes));
+        if let Some(range) = plan.prefetch.clone() {
+            assert!(
+                range.start < range.end && range.end <= self.size_bytes,
+                "{range:?}"
+            );
+            self.prefetches += 1;
+            self.fetch(range);
+        }
+        plan
+    }
+
+    /// Reads these MiB in order.
+    fn scan_mib(&mut self, range: Range<u64>) {
+        for n in range {
+            self.read(n * MIB, MIB as u32);
+        }
+    }
+
+    fn fetch(&mut self, range: Range<u64>) {
+        let sub_block = SUB_BLOCK_BYTES as u64;
+        self.fetched
+            .extend(range.start / sub_block..range.end.div_ceil(sub_block));
+    }
+
+    fn fetched_bytes(&self) -> u64 {
+        self.fetched.len() as u64 * SUB_BLOCK_BYTES as u64
+    }
+}
+
+#[test]
+fn a_small_file_is_wanted_whole_by_its_first_read() {
+    let mut reader = Reader::new(300_000);
+    let plan = reader.read(0, 4096);
+    assert_eq!(
+        plan,
+        Plan {
+            want_bytes: 300_000,
+            prefetch: None
+        }
+    );
+    assert_eq!(Reader::new(5 * MIB).read(0, 4096).want_bytes, MIB as u32);
+    assert_eq!(Reader::new(5 * MIB).read(MIB, 4096).want_bytes, 0);
+    assert_eq!(Reader::new(0).read(0, 4096), Plan::default());
+}
+
+#[test]
+fn a_scan_opens_the_window_keeps_ahead_and_stops_at_the_end() {
+    let size = 200 * MIB + 12_345;
+    let mut reader = Reader::new(size);
+    let mut ahead_of = |offset: u64| {
+        let plan = reader.read(offset, MIB as u32);
+        (plan, reader.read_ahead.streams[0].announced)
+    };
+    let mut widest = 0;
+    let mut offset = 0;
+    while offset < size {
+        let (plan, announced) = ahead_of(offset);
+        let next = (offset + MIB).min(size);
+        assert!(announced - next <= WINDOW_BYTES_MAX && announced <= size);
+        if offset > 20 * MIB && next + WINDOW_BYTES_MAX < size {
+            assert!(
+                announced - next >= 15 * MIB,
+                "half a window is left at {offset}"
+            );
+            if let Some(range) = plan.prefetch {
+                assert_eq!(range.end % STRIPE_BYTES as u64, 0);
+                assert!(range.end - range.start >= PIECE_BYTES_MIN);
+            }
+        }
+        widest = widest.max(announced - next);
+        offset = next;
+    }
+    assert!(widest > 16 * MIB);
+    assert_eq!(
+        reader.fetched_bytes(),
+        size.next_multiple_of(SUB_BLOCK_BYTES as u64)
+    );
+    assert!(reader.prefetches <= 25, "{} prefetches", reader.prefetches);
+    assert_eq!(
+        reader.read_ahead.budget.used_bytes(),
+        0,
+        "nothing is held at the end"
+    );
+}
+
+#[test]
+fn random_reads_fetch_only_what_they_touch() {
+    let mut reader = Reader::new(GIB);
+    let mut state = 1u64;
+    let mut asked = 0;
+    for _ in 0..20_000 {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        reader.read((state >> 20) % (GIB / 4096) * 4096, 4096);
+        asked += 4096;
+    }
+    assert!(
+        reader.fetched_bytes() <= 16 * asked,
+        "{}",
+        reader.fetched_bytes() / asked
+    );
+    assert_eq!(reader.prefetches, 0);
+}
+
+#[test]
+fn a_reader_that_turns_random_stops_at_once() {
+    let mut reader = Reader::new(GIB);
+    reader.scan_mib(0..64);
+    for n in 1..100u64 {
+        let plan = reader.read(GIB - n * 7 * MIB, 4096);
+        assert_eq!(plan, Plan::default());
+    }
+}
+
+#[test]
+fn strided_reads_are_random() {
+    for stride in [128 << 10, MIB, 3 * MIB] {
+        let mut reader = Reader::new(GIB);
+        for n in 1..300 {
+            reader.read(n * stride, 4096);
+        }
+        assert_eq!(
+            reader.fetched_bytes() / SUB_BLOCK_BYTES as u64,
+            299,
+            "stride {stride}"
+        );
+        assert_eq!(reader.prefetches, 0);
+    }
+}
+
+#[test]
+fn records_of_a_few_pages_cost_a_few_pages() {
+    let mut reader = Reader::new(GIB);
+    let mut asked = 0;
+    for n in 0..500u64 {
+        let at = (n * 7919 + 13) % 8000 * 128 * 1024;
+        for part in 0..4 {
+            reader.read(at + part * 16_384, 16_384);
+            asked += 16_384;
+        }
+    }
+    assert!(
+        reader.fetched_bytes() <= 4 * asked,
+        "{}",
+        reader.fetched_bytes() / asked
+    );
+}
+
+#[test]
+fn interleaved_scans_on_one_handle_are_each_followed() {
+    let mut reader = Reader::new(4 * GIB);
+    for n in 0..64 {
+        for scan in 0..4 {
+            reader.read(scan * GIB + n * MIB, MIB as u32);
+        }
+    }
+    for scan in 0..4 {
+        let ahead = reader.read(scan * GIB + 64 * MIB, MIB as u32);
+        assert!(ahead.want_bytes > 8 * MIB as u32, "{ahead:?}");
+    }
+    assert!(reader.prefetches >= 4 * 3 && reader.prefetches < 4 * 16);
+}
+
+#[test]
+fn the_budget_is_shared_and_never_exceeded() {
+    let budget = Budget::new(64 * MIB);
+    let mut readers: Vec<Reader> = (0..16).map(|_| Reader::sharing(GIB, &budget)).collect();
+    for n in 0..200 {
+        for reader in &mut readers {
+            reader.read(n * MIB, MIB as u32);
+            assert!(budget.used_bytes() <= 64 * MIB);
+        }
+    }
+    drop(readers);
+    assert_eq!(budget.used_bytes(), 0);
+}
+
+#[test]
+fn idle_handles_give_their_share_back() {
+    let budget = Budget::new(32 * MIB);
+    let mut idle = Reader::sharing(GIB, &budget);
+    idle.scan_mib(0..32);
+    assert!(budget.used_bytes() >= 16 * MIB);
+    let mut busy = Reader::sharing(GIB, &budget);
+    busy.now = Time(3 * EPOCH_NS);
+    busy.scan_mib(0..64);
+    assert!(busy.read_ahead.streams[0].announced >= 80 * MIB);
+    // The idle one goes on, and its expired share is not given back twice.
+    idle.now = busy.now;
+    idle.scan_mib(32..64);
+    drop((idle, busy));
+    assert_eq!(budget.used_bytes(), 0);
+}
+
+proptest! {
+    #[test]
+    fn reads_that_overtake_each_other_are_still_a_scan(
+        swaps in proptest::collection::vec(0usize..8, 256),
+        len in prop_oneof![Just(128u64 << 10), Just(1u64 << 20)],
+    ) {
+        let size = 256 * len;
+        let mut reader = Reader::new(size);
+        let mut order: Vec<u64> = (0..256).collect();
+        for (at, swap) in swaps.into_iter().enumerate() {
+            let with = (at + swap % 4).min(255);
+            order.swap(at, with);
+        }
+        for n in order {
+            reader.read(n * len, len as u32);
+        }
+        prop_assert_eq!(reader.fetched_bytes(), size);
+        prop_assert!(reader.prefetches <= 2 + 2 * size / (8 * MIB) + 12, "{}", reader.prefetches);
+        prop_assert_eq!(reader.read_ahead.streams.iter().filter(|s| s.reads > 100).count(), 1);
+    }
+
+    #[test]
+    fn no_plan_leaves_the_object_or_the_bounds(
+        size in 0u64..(1 << 36),
+        reads in proptest::collection::vec((any::<u64>(), 1u32..=(1 << 20)), 1..200),
+    ) {
+        let mut reader = Reader::new(size);
+        let mut next = 0u64;
+        for (offset, len) in reads {
+            // Half of the reads go on where the last one ended.
+            let offset = if offset % 2 == 0 { next } else { offset % (size + 2) };
+            let plan = reader.read_ahead.on_read(offset, len, Time(1));
+            prop_assert!(u64::from(plan.want_bytes) <= WINDOW_BYTES_MAX + MIB);
+            prop_assert!(offset + u64::from(plan.want_bytes) <= size.max(offset));
+            if let Some(range) = plan.prefetch {
+                prop_assert!(range.start < range.end && range.end <= size);
+            }
+            prop_assert!(reader.read_ahead.streams.len() <= STREAMS_PER_HANDLE_MAX);
+            next = (offset + u64::from(len)).min(size);
+        }
+    }
+}

@@ -1,0 +1,619 @@
+//! The file system without a kernel, over a stand-in for the engine, against a plain model.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsStr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use common::{Engine, Store};
+use forebay_engine::client::Reply;
+use forebay_engine::errors::{OriginErrorKind, ReadError};
+use forebay_fuse::namespace::{DirSink, Entry, FileVersion, LeftOut, Namespace, ROOT};
+use forebay_fuse::{MountOptions, ReadReply, reply};
+use fuser::{Errno, FileAttr, FileType};
+use proptest::prelude::*;
+
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Sends a read's answer to the test.
+#[derive(Debug)]
+struct TestReply {
+    sender: Sender<Result<Vec<u8>, Errno>>,
+    file: Option<Arc<FileVersion>>,
+}
+
+impl Reply for TestReply {
+    fn data(self, bytes: &[u8]) {
+        let _ = self.sender.send(Ok(bytes.to_vec()));
+    }
+
+    fn error(self, error: ReadError) {
+        if let (ReadError::VersionChanged, Some(file)) = (&error, &self.file) {
+            file.supersede();
+        }
+        let _ = self.sender.send(Err(reply::read_errno(&error)));
+    }
+}
+
+impl ReadReply for TestReply {
+    fn errno(self, errno: Errno) {
+        let _ = self.sender.send(Err(errno));
+    }
+
+    fn bind(&mut self, file: &Arc<FileVersion>) {
+        self.file = Some(file.clone());
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Row {
+    name: String,
+    attr: FileAttr,
+    next: u64,
+}
+
+/// Takes at most `room` entries.
+struct Rows {
+    rows: Vec<Row>,
+    room: usize,
+    plus: bool,
+    sender: Sender<Result<Vec<Row>, Errno>>,
+}
+
+impl DirSink for Rows {
+    fn with_attributes(&self) -> bool {
+        self.plus
+    }
+
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool {
+        if self.rows.len() == self.room {
+            return true;
+        }
+        self.rows.push(Row {
+            name: name.to_owned(),
+            attr: *attr,
+            next,
+        });
+        false
+    }
+
+    fn finish(self: Box<Self>, result: Result<(), Errno>) {
+        let Rows { rows, sender, .. } = *self;
+        let _ = sender.send(result.map(|()| rows));
+    }
+}
+
+struct Fixture {
+    store: Arc<Store>,
+    engine: Engine<TestReply>,
+    namespace: Arc<Namespace<TestReply>>,
+}
+
+impl Fixture {
+    fn new(prefix: &str, options: &MountOptions) -> Self {
+        let store = Store::new();
+        let engine = Engine::start(store.clone());
+        let namespace = Namespace::new(
+            engine.client.clone(),
+            engine.bucket.clone(),
+            prefix,
+            options,
+        );
+        Self {
+            store,
+            engine,
+            namespace,
+        }
+    }
+
+    fn default() -> Self {
+        Self::new("", &MountOptions::default())
+    }
+
+    fn wait<T: Send + 'static>(&self, ask: impl FnOnce(Sender<T>)) -> T {
+        let (sender, receiver) = channel();
+        ask(sender);
+        receiver.recv_timeout(ANSWER_TIMEOUT).expect("an answer")
+    }
+
+    fn lookup(&self, parent: u64, name: &str) -> Result<Entry, Errno> {
+        self.lookup_os(parent, OsStr::new(name))
+    }
+
+    fn lookup_os(&self, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        self.wait(|sender| {
+            self.namespace.lookup(parent, name, move |found| {
+                sender.send(found).unwrap_or_default()
+            });
+        })
+    }
+
+    /// Looks a path up and forgets the directories on the way.
+    fn walk(&self, path: &str) -> Result<Entry, Errno> {
+        let mut number = ROOT;
+        let mut entry = None;
+        for name in path.split('/') {
+            let found = self.lookup(number, name);
+            self.namespace.forget(number, 1);
+            let found = found?;
+            number = found.attr.ino.0;
+            entry = Some(found);
+        }
+        Ok(entry.expect("a path has a part"))
+    }
+
+    fn getattr(&self, number: u64) -> Result<FileAttr, Errno> {
+        self.wait(|sender| {
+            self.namespace.getattr(number, move |result| {
+                sender.send(result).unwrap_or_default()
+            });
+        })
+        .map(|(attr, _)| attr)
+    }
+
+    fn open(&self, number: u64) -> Result<u64, Errno> {
+        self.wait(|sender| {
+            self.namespace.open(number, move |result| {
+                sender.send(result).unwrap_or_default()
+            })
+        })
+    }
+
+    fn read(&self, handle: u64, offset: u64, len_bytes: u32) -> Result<Vec<u8>, Errno> {
+        self.wait(|sender| {
+            self.namespace
+                .read(handle, offset, len_bytes, TestReply { sender, file: None });
+        })
+    }
+
+    fn readdir(
+        &self,
+        handle: u64,
+        offset: u64,
+        room: usize,
+        plus: bool,
+    ) -> Result<Vec<Row>, Errno> {
+        self.wait(|sender| {
+            let sink = Rows {
+                rows: Vec::new(),
+                room,
+                plus,
+                sender,
+            };
+            self.namespace.readdir(handle, offset, Box::new(sink));
+        })
+    }
+
+    /// The whole directory, `room` entries at a time.
+    fn list(&self, number: u64, room: usize, plus: bool) -> Result<Vec<Row>, Errno> {
+        let handle = self.namespace.opendir(number)?;
+        let rows = self.list_from(handle, 0, room, plus);
+        self.namespace.releasedir(handle);
+        rows
+    }
+
+    fn list_from(
+        &self,
+        handle: u64,
+        offset: u64,
+        room: usize,
+        plus: bool,
+    ) -> Result<Vec<Row>, Errno> {
+        let mut rows: Vec<Row> = Vec::new();
+        let mut offset = offset;
+        loop {
+            let more = self.readdir(handle, offset, room, plus)?;
+            let Some(last) = more.last() else {
+                return Ok(rows);
+            };
+            assert!(last.next > offset, "offsets grow");
+            offset = last.next;
+            rows.extend(more);
+        }
+    }
+
+    fn after_ttl(&self) {
+        self.engine.clock.advance(Duration::from_secs(2));
+    }
+}
+
+fn names(rows: &[Row]) -> Vec<&str> {
+    rows.iter()
+        .map(|row| row.name.as_str())
+        .filter(|name| !name.starts_with('.'))
+        .collect()
+}
+
+#[test]
+fn lookups_and_forgets_leave_the_table_empty() {
+    let fixture = Fixture::default();
+    fixture.store.put("a/b/c", "x");
+    fixture.store.put("f", "x");
+    for _ in 0..3 {
+        let a = fixture.lookup(ROOT, "a").unwrap().attr;
+        assert_eq!(a.kind, FileType::Directory);
+        let b = fixture.lookup(a.ino.0, "b").unwrap().attr;
+        let c = fixture.lookup(b.ino.0, "c").unwrap().attr;
+        let handle = fixture.open(c.ino.0).unwrap();
+        assert_eq!(fixture.read(handle, 0, 4096), Ok(b"x".to_vec()));
+        for number in [a.ino.0, b.ino.0, c.ino.0] {
+            fixture.namespace.forget(number, 1);
+        }
+        assert_eq!(fixture.namespace.stats().inodes, 2, "the open file stays");
+        fixture.namespace.release(handle);
+    }
+    for row in fixture.list(ROOT, 100, true).unwrap() {
+        if !row.name.starts_with('.') {
+            fixture.namespace.forget(row.attr.ino.0, 1);
+        }
+    }
+    // Entries that no longer fitted must not have been counted.
+    for row in fixture.list(ROOT, 1, true).unwrap() {
+        if !row.name.starts_with('.') {
+            fixture.namespace.forget(row.attr.ino.0, 1);
+        }
+    }
+    let stats = fixture.namespace.stats();
+    assert_eq!(
+        (stats.inodes, stats.open_files, stats.open_directories),
+        (1, 0, 0)
+    );
+    assert_eq!(fixture.lookup(12345, "a"), Err(Errno::ESTALE));
+}
+
+#[test]
+fn an_overwritten_object_is_a_new_inode_and_old_handles_keep_the_old_one() {
+    let fixture = Fixture::default();
+    fixture.store.put("f", "old bytes");
+    let old = fixture.walk("f").unwrap().attr.ino.0;
+    let handle = fixture.open(old).unwrap();
+    fixture.store.put("f", "new");
+    assert_eq!(
+        fixture
+            .open(old)
+            .map(|extra| fixture.namespace.release(extra)),
+        Ok(()),
+        "within attr-ttl"
+    );
+    fixture.after_ttl();
+    assert_eq!(
+        fixture.getattr(old).unwrap().size,
+        9,
+        "an open file is not asked for again"
+    );
+    assert_eq!(fixture.open(old), Err(Errno::ESTALE));
+    assert_eq!(fixture.open(old), Err(Errno::ESTALE), "and stays so");
+    let new = fixture.walk("f").unwrap().attr;
+    assert_ne!(new.ino.0, old);
+    assert_eq!(new.size, 3);
+    let new_handle = fixture.open(new.ino.0).unwrap();
+    assert_eq!(fixture.read(new_handle, 0, 100), Ok(b"new".to_vec()));
+    assert_eq!(fixture.getattr(old).unwrap().size, 9);
+    fixture.namespace.release(handle);
+    assert_eq!(fixture.getattr(old), Err(Errno::ESTALE));
+}
+
+#[test]
+fn a_read_that_finds_the_version_gone_makes_the_next_open_look_again() {
+    let minutes = Duration::from_secs(600);
+    let options = MountOptions {
+        attr_ttl: minutes,
+        entry_ttl: minutes,
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    fixture.store.put("f", "old");
+    let old = fixture.walk("f").unwrap().attr.ino.0;
+    let handle = fixture.open(old).unwrap();
+    fixture.store.put("f", "newer");
+    assert_eq!(fixture.read(handle, 0, 10), Err(Errno::ESTALE));
+    assert_eq!(
+        fixture.open(old),
+        Err(Errno::ESTALE),
+        "long before attr-ttl"
+    );
+    assert_eq!(
+        fixture.walk("f").unwrap().attr.size,
+        5,
+        "what was remembered is not believed"
+    );
+}
+
+#[test]
+fn a_version_that_comes_back_is_the_same_inode_and_opens_again() {
+    let fixture = Fixture::default();
+    fixture.store.put("f", "x");
+    let number = fixture.walk("f").unwrap().attr.ino.0;
+    fixture.after_ttl();
+    fixture.store.fail_metadata(Some(OriginErrorKind::NotFound));
+    assert_eq!(fixture.getattr(number), Err(Errno::ESTALE));
+    fixture.store.fail_metadata(None);
+    assert_eq!(fixture.open(number), Err(Errno::ESTALE));
+    assert_eq!(fixture.walk("f").unwrap().attr.ino.0, number);
+    assert!(fixture.open(number).is_ok());
+}
+
+#[test]
+fn origin_failures_are_errors_and_not_absence() {
+    let fixture = Fixture::default();
+    fixture.store.put("f", "x");
+    let number = fixture.walk("f").unwrap().attr.ino.0;
+    for (kind, errno) in [
+        (OriginErrorKind::Denied, Errno::EACCES),
+        (OriginErrorKind::Timeout, Errno::EIO),
+    ] {
+        fixture.after_ttl();
+        fixture.store.fail_metadata(Some(kind));
+        assert_eq!(fixture.walk("f").map(|entry| entry.attr.ino.0), Err(errno));
+        assert_eq!(fixture.getattr(number), Err(errno));
+        assert_eq!(fixture.open(number), Err(errno));
+        assert_eq!(
+            fixture.list(ROOT, 10, false).map(|rows| rows.len()),
+            Err(errno)
+        );
+        fixture.store.fail_metadata(None);
+        assert!(fixture.walk("f").is_ok(), "the failure was not remembered");
+        assert!(fixture.list(ROOT, 10, false).is_ok());
+    }
+}
+
+#[test]
+fn names_are_remembered_for_their_time_to_live() {
+    let fixture = Fixture::default();
+    assert_eq!(fixture.walk("f").map(drop), Err(Errno::ENOENT));
+    fixture.store.put("f", "x");
+    let asked = fixture.store.heads.load(Ordering::Relaxed);
+    assert_eq!(fixture.walk("f").map(drop), Err(Errno::ENOENT));
+    assert_eq!(fixture.store.heads.load(Ordering::Relaxed), asked);
+    fixture.after_ttl();
+    assert!(fixture.walk("f").is_ok());
+
+    (0..50).for_each(|n| fixture.store.put(&format!("d/{n}"), "x"));
+    let directory = fixture.walk("d").unwrap().attr.ino.0;
+    let rows = fixture.list(directory, 7, false).unwrap();
+    let asked = fixture.store.heads.load(Ordering::Relaxed);
+    for row in rows.iter().filter(|row| !row.name.starts_with('.')) {
+        let entry = fixture.lookup(directory, &row.name).unwrap();
+        assert_eq!(entry.attr.ino, row.attr.ino, "d_ino is what stat shows");
+    }
+    assert_eq!(
+        fixture.store.heads.load(Ordering::Relaxed),
+        asked,
+        "a listing answers lookups"
+    );
+}
+
+#[test]
+fn impossible_names_are_refused_without_asking() {
+    use std::os::unix::ffi::OsStrExt;
+    let fixture = Fixture::default();
+    fixture.store.put("f", "x");
+    let file = fixture.walk("f").unwrap().attr.ino.0;
+    let asked = fixture.store.heads.load(Ordering::Relaxed);
+    assert_eq!(
+        fixture.lookup(ROOT, &"x".repeat(256)),
+        Err(Errno::ENAMETOOLONG)
+    );
+    assert_eq!(
+        fixture.lookup_os(ROOT, OsStr::from_bytes(b"\xff")),
+        Err(Errno::ENOENT)
+    );
+    assert_eq!(fixture.lookup(file, "x"), Err(Errno::ENOTDIR));
+    assert_eq!(fixture.open(ROOT), Err(Errno::EISDIR));
+    assert_eq!(fixture.namespace.opendir(file), Err(Errno::ENOTDIR));
+    assert_eq!(fixture.read(999, 0, 1), Err(Errno::EBADF));
+    assert_eq!(fixture.store.heads.load(Ordering::Relaxed), asked);
+}
+
+#[test]
+fn any_earlier_offset_can_be_listed_again() {
+    let fixture = Fixture::default();
+    fixture.store.page_max.store(10, Ordering::Relaxed);
+    (0..500).for_each(|n| fixture.store.put(&format!("n{n:04}"), "x"));
+    // Something waits for its directory across several pages.
+    fixture.store.put("n0100/x", "x");
+    (0..35).for_each(|n| fixture.store.put(&format!("n0100-{n:02}"), "x"));
+    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let all = fixture.list_from(handle, 0, 13, false).unwrap();
+    assert_eq!(all.len(), 2 + 500 + 35);
+    for at in [530, 3, 111, 95, 250, 0, 536] {
+        let offset = if at == 0 { 2 } else { all[at - 1].next };
+        let again = fixture.list_from(handle, offset, 17, at % 2 == 1).unwrap();
+        let expected: Vec<&str> = all[at.max(2)..]
+            .iter()
+            .map(|row| row.name.as_str())
+            .collect();
+        let got: Vec<&str> = again.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(got, expected, "from {at}");
+    }
+    assert_eq!(fixture.readdir(handle, 10_000, 5, false).unwrap().len(), 0);
+    let left_out = fixture.namespace.left_out();
+    assert_eq!(
+        left_out.get(LeftOut::Shadowed),
+        1,
+        "pages read again are not counted again"
+    );
+    // From the start a directory is as it is now.
+    fixture.store.delete("n0000");
+    assert_eq!(
+        fixture.list_from(handle, 0, 100, false).unwrap()[2].name,
+        "n0001"
+    );
+    fixture.namespace.releasedir(handle);
+}
+
+#[test]
+fn a_directory_that_shrinks_under_a_reader_ends_and_does_not_loop() {
+    let fixture = Fixture::default();
+    fixture.store.page_max.store(10, Ordering::Relaxed);
+    (0..200).for_each(|n| fixture.store.put(&format!("n{n:04}"), "x"));
+    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let all = fixture.list_from(handle, 0, 10, false).unwrap();
+    (20..180).for_each(|n| fixture.store.delete(&format!("n{n:04}")));
+    let rest = fixture.list_from(handle, all[15].next, 10, false).unwrap();
+    let unique: BTreeSet<&str> = names(&rest).into_iter().collect();
+    assert_eq!(unique.len(), rest.len(), "nothing twice");
+    assert!(unique.contains("n0019"));
+}
+
+#[test]
+fn a_huge_directory_is_listed_with_few_pages_in_memory() {
+    let fixture = Fixture::default();
+    const ENTRIES: usize = 100_000;
+    (0..ENTRIES).for_each(|n| fixture.store.put(&format!("n{n:07}"), ""));
+    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let (mut offset, mut seen) = (0, 0);
+    loop {
+        let rows = fixture.readdir(handle, offset, 4096, false).unwrap();
+        let Some(last) = rows.last() else { break };
+        offset = last.next;
+        seen += rows.len();
+    }
+    assert_eq!(seen, ENTRIES + 2);
+    let stats = fixture.namespace.stats();
+    assert_eq!(stats.inodes, 1, "a plain listing makes no inodes");
+    assert_eq!(stats.pages_listed, ENTRIES as u64 / 1000, "each page once");
+    assert!(stats.known_names <= 65_536);
+}
+
+#[test]
+fn a_prefix_is_a_root_of_its_own() {
+    for prefix in ["data", "data/"] {
+        let fixture = Fixture::new(prefix, &MountOptions::default());
+        fixture.store.put("data/x/y", "1");
+        fixture.store.put("data2/z", "1");
+        fixture.store.put("data", "1");
+        assert_eq!(names(&fixture.list(ROOT, 10, false).unwrap()), ["x"]);
+        let x = fixture.walk("x").unwrap().attr.ino.0;
+        let rows = fixture.list(x, 10, false).unwrap();
+        assert_eq!(
+            (rows[0].attr.ino.0, rows[1].attr.ino.0),
+            (x, ROOT),
+            "`.` and `..`"
+        );
+        assert!(fixture.walk("x/y").is_ok());
+        assert_eq!(fixture.walk("z").map(drop), Err(Errno::ENOENT));
+    }
+}
+
+/// What the tree must be, by the rules of `names.rs` alone.
+#[derive(Debug, Default)]
+struct Model {
+    /// Directories, each with its entries: true for a directory.
+    directories: BTreeMap<String, BTreeMap<String, bool>>,
+    files: BTreeMap<String, usize>,
+}
+
+impl Model {
+    fn new(keys: &BTreeMap<String, usize>) -> Self {
+        let legal = |name: &str| !["", ".", ".."].contains(&name) && name.len() <= 255;
+        let mut model = Self::default();
+        model.directories.insert(String::new(), BTreeMap::new());
+        for key in keys.keys() {
+            let mut parent = String::new();
+            let parts: Vec<&str> = key.split('/').collect();
+            for name in &parts[..parts.len() - 1] {
+                if !legal(name) {
+                    break;
+                }
+                model
+                    .directories
+                    .get_mut(&parent)
+                    .unwrap()
+                    .insert((*name).to_owned(), true);
+                parent = if parent.is_empty() {
+                    (*name).to_owned()
+                } else {
+                    format!("{parent}/{name}")
+                };
+                model.directories.entry(parent.clone()).or_default();
+            }
+        }
+        for (key, size) in keys {
+            let (parent, name) = key.rsplit_once('/').unwrap_or(("", key));
+            let legal = key.split('/').all(legal);
+            if legal && !model.directories.contains_key(key) {
+                model
+                    .directories
+                    .get_mut(parent)
+                    .unwrap()
+                    .insert(name.to_owned(), false);
+                model.files.insert(key.clone(), *size);
+            }
+        }
+        model
+    }
+}
+
+fn key() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        8 => "[ab]{1,2}",
+        3 => "[ab][-.0!\n]{1,2}[ab]?",
+        1 => Just(String::new()),
+        1 => Just(".".to_owned()),
+        1 => Just("..".to_owned()),
+        1 => Just("x".repeat(255)),
+        1 => Just("x".repeat(256)),
+        1 => Just("\u{e9}".to_owned()),
+    ];
+    proptest::collection::vec(part, 1..4).prop_map(|parts| parts.join("/"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_set_of_keys_shows_the_expected_tree(
+        keys in proptest::collection::btree_map(key(), 0usize..3000, 0..40),
+        page_max in 1u64..8,
+        room in 1usize..20,
+        plus in any::<bool>(),
+        absent in proptest::collection::vec(key(), 5),
+    ) {
+        let fixture = Fixture::default();
+        fixture.store.page_max.store(page_max, Ordering::Relaxed);
+        for (key, size) in keys.iter().filter(|(key, _)| !key.is_empty()) {
+            fixture.store.put(key, vec![7; *size]);
+        }
+        let keys: BTreeMap<String, usize> =
+            keys.into_iter().filter(|(key, _)| !key.is_empty()).collect();
+        let model = Model::new(&keys);
+        for (path, expected) in &model.directories {
+            let number = if path.is_empty() { ROOT } else { fixture.walk(path).unwrap().attr.ino.0 };
+            let rows = fixture.list(number, room, plus).unwrap();
+            prop_assert_eq!(&rows[0].name, ".");
+            prop_assert_eq!(&rows[1].name, "..");
+            let mut listed = BTreeMap::new();
+            for row in &rows[2..] {
+                let directory = row.attr.kind == FileType::Directory;
+                let twice = listed.insert(row.name.clone(), directory);
+                prop_assert!(twice.is_none(), "{} twice in {path}", row.name);
+                let entry = fixture.lookup(number, &row.name).unwrap();
+                prop_assert_eq!(entry.attr, row.attr);
+            }
+            prop_assert_eq!(&listed, expected);
+        }
+        fixture.after_ttl();
+        for (path, size) in &model.files {
+            let entry = fixture.walk(path).unwrap();
+            prop_assert_eq!(entry.attr.size, *size as u64);
+            let handle = fixture.open(entry.attr.ino.0).unwrap();
+            prop_assert_eq!(fixture.read(handle, 0, 1 << 20), Ok(vec![7; *size]));
+            fixture.namespace.release(handle);
+        }
+        for path in absent.into_iter().filter(|path| !path.is_empty()) {
+            let expected = if model.files.contains_key(&path) {
+                Some(FileType::RegularFile)
+            } else {
+                model.directories.contains_key(&path).then_some(FileType::Directory)
+            };
+            let found = fixture.walk(&path).ok().map(|entry| entry.attr.kind);
+            // The kernel never sends `.` and `..`, nor empty names.
+            prop_assert_eq!(found, expected, "{}", path);
+        }
+    }
+}
