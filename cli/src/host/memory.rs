@@ -1,0 +1,142 @@
+//! How `--memory` is divided.
+
+use anyhow::{Result, bail};
+use forebay_engine::limits::{ARENA_BYTES_MIN, CHUNK_BYTES, INDEX_SHARE};
+
+use super::cores::Machine;
+use crate::units::Bytes;
+
+/// The default of `--memory` lies between these.
+const DEFAULT_MIN_BYTES: u64 = 256 << 20;
+const DEFAULT_MAX_BYTES: u64 = 8 << 30;
+/// The default of `--memory` is one part in this many of the machine's (or control group's).
+const DEFAULT_SHARE: u64 = 10;
+/// The origin's buffers may take one part in this many of `--memory`, within the bounds below.
+const ORIGIN_SHARE: u64 = 8;
+const ORIGIN_MIN_BYTES: u64 = 4 << 20;
+const ORIGIN_MAX_BYTES: u64 = 64 << 20;
+
+/// What `--memory` is spent on. The parts add up to at most `total_bytes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// The ceiling over everything.
+    pub total_bytes: u64,
+    /// Each core's arena, whole chunks.
+    pub arena_bytes_per_core: usize,
+    /// Index and checksums of all cores.
+    pub index_bytes: u64,
+    /// Buffers of the origin's connections.
+    pub origin_bytes: u64,
+}
+
+/// `--memory` when it is not given: a tenth of the machine's or the control group's memory, at
+/// least 256 MiB and at most 8 GiB.
+pub fn default_memory_bytes(machine: &Machine) -> u64 {
+    (machine.usable_memory_bytes() / DEFAULT_SHARE).clamp(DEFAULT_MIN_BYTES, DEFAULT_MAX_BYTES)
+}
+
+impl MemoryPlan {
+    /// Divides `total_bytes` among `cores` cores: an eighth (4 to 64 MiB) for the origin's
+    /// buffers; of the rest 15/16 for arenas, 1/16 for index and checksums.
+    ///
+    /// # Errors
+    /// When a core would get less than the engine can work with.
+    pub fn new(total_bytes: u64, cores: usize) -> Result<Self> {
+        let plan = Self::divide(total_bytes, cores.max(1));
+        if plan.arena_bytes_per_core < ARENA_BYTES_MIN {
+            bail!(
+                "--memory {} leaves {} for each of {cores} engine cores, and a core needs {}: \
+                 give --memory at least {}, or fewer --cores",
+                Bytes(total_bytes),
+                Bytes(plan.arena_bytes_per_core as u64),
+                Bytes(ARENA_BYTES_MIN as u64),
+                Bytes(smallest_bytes(cores.max(1))),
+            );
+        }
+        Ok(plan)
+    }
+
+    fn divide(total_bytes: u64, cores: usize) -> Self {
+        let origin_bytes = (total_bytes / ORIGIN_SHARE).clamp(ORIGIN_MIN_BYTES, ORIGIN_MAX_BYTES);
+        let rest = total_bytes.saturating_sub(origin_bytes);
+        let index_bytes = rest / INDEX_SHARE as u64;
+        let chunks = (rest - index_bytes) / CHUNK_BYTES as u64 / cores as u64;
+        let arena_bytes_per_core = usize::try_from(chunks)
+            .unwrap_or(0)
+            .saturating_mul(CHUNK_BYTES);
+        Self {
+            total_bytes,
+            arena_bytes_per_core,
+            index_bytes,
+            origin_bytes,
+        }
+    }
+}
+
+/// The smallest `--memory`, in whole MiB, that gives each core enough.
+fn smallest_bytes(cores: usize) -> u64 {
+    let mut total = (cores * ARENA_BYTES_MIN) as u64;
+    while MemoryPlan::divide(total, cores).arena_bytes_per_core < ARENA_BYTES_MIN {
+        total += 1 << 20;
+    }
+    total
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::cgroup::CgroupLimits;
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn the_parts_stay_within_the_whole() {
+        for mib in [64, 100, 256, 1000, 4096, 65_536, 1 << 20] {
+            for cores in [1, 2, 3, 7] {
+                let Ok(plan) = MemoryPlan::new(mib * MIB, cores) else {
+                    continue;
+                };
+                let arenas = plan.arena_bytes_per_core as u64 * cores as u64;
+                assert!(arenas + plan.index_bytes + plan.origin_bytes <= mib * MIB);
+                assert!(
+                    arenas >= mib * MIB / 2,
+                    "{mib} MiB, {cores} cores: only {arenas} in arenas"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn too_little_says_how_much_is_enough() {
+        let error = MemoryPlan::new(20 * MIB, 2).unwrap_err().to_string();
+        assert!(
+            error.contains("20 MiB") && error.contains("2 engine cores"),
+            "{error}"
+        );
+        let enough = smallest_bytes(2);
+        assert!(error.contains(&Bytes(enough).to_string()), "{error}");
+        assert!(MemoryPlan::new(enough, 2).is_ok());
+        assert!(MemoryPlan::new(enough - MIB, 2).is_err());
+        assert!(MemoryPlan::new(0, 1).is_err());
+        assert!(MemoryPlan::new(u64::MAX, 1).is_ok());
+    }
+
+    #[test]
+    fn the_default_follows_the_machine_and_its_control_group() {
+        let machine = |gib: u64, cgroup_mib: Option<u64>| Machine {
+            cpus: vec![0],
+            memory_bytes: gib << 30,
+            cgroup: CgroupLimits {
+                cpu_millis: None,
+                memory_bytes: cgroup_mib.map(|mib| mib * MIB),
+            },
+        };
+        assert_eq!(default_memory_bytes(&machine(1, None)), 256 * MIB);
+        assert_eq!(default_memory_bytes(&machine(20, None)), 2 << 30);
+        assert_eq!(default_memory_bytes(&machine(2048, None)), 8 << 30);
+        assert_eq!(
+            default_memory_bytes(&machine(2048, Some(10_000))),
+            1000 * MIB
+        );
+    }
+}

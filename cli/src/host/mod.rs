@@ -1,0 +1,28 @@
+//! The host of the engine: threads, CPUs, memory, clock and sleep. Everything that the engine
+//! itself must not know about the machine.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`engine`] | starts and stops the cores' threads; [`Engine`] is what front ends get |
+//! | [`run`] | the loop of one core's thread: turn, spin briefly, sleep |
+//! | [`parker`] | the one wait of a core's thread |
+//! | [`cores`] | which CPUs, and whether cores may spin there |
+//! | [`memory`] | how `--memory` is divided |
+//! | [`cgroup`] | what control groups leave of the machine |
+//! | [`clock`], [`rng`], [`platform`] | the ports that the host implements itself, and the bundle |
+
+pub mod cgroup;
+pub mod clock;
+pub mod cores;
+pub mod engine;
+pub mod memory;
+pub mod parker;
+pub mod platform;
+pub mod rng;
+pub mod run;
+
+pub use clock::MonotonicClock;
+pub use cores::{CorePlan, CoresArg, Machine, Poll};
+pub use engine::{Engine, EngineConfig, OriginSeat, core_stats};
+pub use memory::MemoryPlan;
+pub use platform::HostPlatform;

@@ -1,0 +1,207 @@
+//! The loop of one core's thread: turn while there is work, spin briefly, then sleep.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use forebay_engine::core::{Budget, Core, Turn};
+use forebay_engine::ports::{Clock, Platform, Time};
+use forebay_engine::ring::Doorbell;
+
+use super::cores::Spin;
+use super::parker::Park;
+
+/// How long a core that was told to stop may go on turning while it still makes progress.
+pub const STOP_SPAN: Duration = Duration::from_secs(1);
+
+/// What the loop turns: a [`Core`], or in tests something simpler.
+pub trait Turns {
+    /// See [`Core::turn`].
+    fn turn(&mut self) -> Turn;
+}
+
+impl<P: Platform> Turns for Core<P> {
+    fn turn(&mut self) -> Turn {
+        Core::turn(self, Budget::default())
+    }
+}
+
+/// What the loop runs on.
+#[allow(missing_debug_implementations)]
+pub struct Seat<'a> {
+    /// Wakes the thread; rung by front ends and adapters.
+    pub doorbell: &'a Doorbell,
+    /// The core's clock.
+    pub clock: &'a dyn Clock,
+    /// How long to spin.
+    pub spin: Spin,
+    /// Set (and the doorbell rung) when the loop shall end. Whatever the core must still answer
+    /// has to be told to it before.
+    pub stop: &'a AtomicBool,
+}
+
+/// Turns `core` until it is told to stop and has nothing left to do.
+pub fn run(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) {
+    let mut last_progress = seat.clock.now();
+    let mut stop_since = None;
+    loop {
+        // Looked at before the turn: a turn without progress after it has seen all that came
+        // before the stop.
+        let stopping = seat.stop.load(Ordering::Acquire);
+        let turn = core.turn();
+        if stopping {
+            let since = *stop_since.get_or_insert_with(|| seat.clock.now());
+            if !turn.progressed || seat.clock.now().since(since) > STOP_SPAN {
+                return;
+            }
+            continue;
+        }
+        if turn.progressed {
+            last_progress = seat.clock.now();
+            continue;
+        }
+        match seat.spin {
+            Spin::Forever => std::hint::spin_loop(),
+            Spin::For(span) if seat.clock.now().since(last_progress) < span => {
+                std::hint::spin_loop()
+            }
+            Spin::For(_) => {
+                if sleep(core, seat, parker) {
+                    last_progress = seat.clock.now();
+                }
+            }
+        }
+    }
+}
+
+/// Announces the sleep, looks once more, and parks if there is still nothing. True when the last
+/// look found work.
+fn sleep(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) -> bool {
+    seat.doorbell.announce_sleep();
+    let turn = core.turn();
+    if !turn.progressed && !seat.stop.load(Ordering::Acquire) {
+        parker.park(until(turn.wake_at, seat.clock.now()));
+    }
+    seat.doorbell.announce_awake();
+    turn.progressed
+}
+
+fn until(wake_at: Time, now: Time) -> Option<Duration> {
+    (wake_at != Time::NEVER).then(|| wake_at.since(now))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU64;
+
+    use super::super::clock::MonotonicClock;
+    use super::super::parker::EventParker;
+    use super::*;
+
+    /// Work that arrives by a counter, and a record of what the loop did with it.
+    struct Counted {
+        work: Arc<AtomicU64>,
+        done: u64,
+        turns: u64,
+        wake_after: Option<Duration>,
+        clock: MonotonicClock,
+    }
+
+    impl Turns for Counted {
+        fn turn(&mut self) -> Turn {
+            self.turns += 1;
+            let work = self.work.load(Ordering::Acquire);
+            let progressed = work > self.done;
+            self.done = work;
+            let wake_at = self
+                .wake_after
+                .map_or(Time::NEVER, |span| self.clock.now() + span);
+            Turn {
+                progressed,
+                wake_at,
+            }
+        }
+    }
+
+    /// Runs the loop while `during` works from outside; returns how it ended.
+    fn run_while(
+        spin: Spin,
+        wake_after: Option<Duration>,
+        during: impl FnOnce(&Doorbell, &AtomicU64),
+    ) -> Counted {
+        let clock = MonotonicClock::start();
+        let work = Arc::new(AtomicU64::new(0));
+        let stop = Arc::new(AtomicBool::new(false));
+        let mut parker = EventParker::new().unwrap();
+        let doorbell = Doorbell::new(parker.waker());
+        let thread = {
+            let (work, stop, doorbell) = (work.clone(), stop.clone(), doorbell.clone());
+            std::thread::spawn(move || {
+                let mut core = Counted {
+                    work,
+                    done: 0,
+                    turns: 0,
+                    wake_after,
+                    clock,
+                };
+                let seat = Seat {
+                    doorbell: &doorbell,
+                    clock: &clock,
+                    spin,
+                    stop: &stop,
+                };
+                run(&mut core, &seat, &mut parker);
+                core
+            })
+        };
+        during(&doorbell, &work);
+        stop.store(true, Ordering::Release);
+        doorbell.ring();
+        thread.join().unwrap()
+    }
+
+    #[test]
+    fn an_idle_core_sleeps() {
+        let core = run_while(Spin::For(Duration::from_micros(50)), None, |_, _| {
+            std::thread::sleep(Duration::from_millis(100));
+        });
+        // 50 us of spinning at no less than 5 ns a turn, and a few turns around the sleep.
+        assert!(core.turns < 20_000, "{} turns in 100 idle ms", core.turns);
+    }
+
+    #[test]
+    fn a_core_that_may_not_spin_turns_twice_a_wake_up() {
+        let core = run_while(
+            Spin::For(Duration::ZERO),
+            Some(Duration::from_millis(10)),
+            |_, _| {
+                std::thread::sleep(Duration::from_millis(100));
+            },
+        );
+        assert!(
+            (6..60).contains(&core.turns),
+            "{} turns with a timer of 10 ms",
+            core.turns
+        );
+    }
+
+    #[test]
+    fn every_ring_is_answered_and_the_last_work_is_seen_before_the_stop() {
+        for spin in [
+            Spin::For(Duration::ZERO),
+            Spin::For(Duration::from_micros(50)),
+            Spin::Forever,
+        ] {
+            let core = run_while(spin, None, |doorbell, work| {
+                for n in 1..=2_000 {
+                    work.store(n, Ordering::Release);
+                    doorbell.ring();
+                    if n % 100 == 0 {
+                        std::thread::sleep(Duration::from_millis(1));
+                    }
+                }
+            });
+            assert_eq!(core.done, 2_000);
+        }
+    }
+}

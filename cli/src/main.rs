@@ -1,0 +1,5 @@
+//! The binary `forebay`.
+
+#![forbid(unsafe_code)]
+
+fn main() {}
