@@ -10,102 +10,14 @@ use std::io::{self, Read};
 use std::mem::MaybeUninit;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::mount::{Mount, have_fuse, pattern, wait_until};
 use common::{Engine, Store};
-use forebay_fuse::{FuseReply, MountHandle, MountOptions, mount};
-
-/// A test that takes longer has hung.
-const TEST_TIMEOUT: Duration = Duration::from_secs(120);
-
-fn have_fuse() -> bool {
-    let have = File::options()
-        .read(true)
-        .write(true)
-        .open("/dev/fuse")
-        .is_ok();
-    if !have {
-        eprintln!("SKIPPED: no /dev/fuse here (or no right to open it): kernel tests did not run");
-    }
-    have
-}
-
-/// A mount for one test, taken down at its end.
-struct Mount {
-    store: Arc<Store>,
-    handle: Option<MountHandle<FuseReply>>,
-    engine: Option<Engine<FuseReply>>,
-    directory: tempfile::TempDir,
-    _watchdog: Sender<()>,
-}
-
-impl Mount {
-    fn new(store: Arc<Store>, prefix: &str, options: MountOptions) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let engine = Engine::start(store.clone());
-        let handle = mount(
-            engine.client.clone(),
-            engine.bucket.clone(),
-            prefix,
-            directory.path(),
-            &options,
-        )
-        .unwrap();
-        let watchdog = watchdog(handle.path().to_owned());
-        Self {
-            store,
-            handle: Some(handle),
-            engine: Some(engine),
-            directory,
-            _watchdog: watchdog,
-        }
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.directory.path().join(name)
-    }
-
-    fn root(&self) -> &Path {
-        self.directory.path()
-    }
-
-    fn handle(&self) -> &MountHandle<FuseReply> {
-        self.handle.as_ref().unwrap()
-    }
-}
-
-impl Drop for Mount {
-    fn drop(&mut self) {
-        let _ = self.handle().unmount(true);
-        let ended = self.handle().wait_timeout(Duration::from_secs(10));
-        drop(self.handle.take());
-        // After a failed test something may still wait for an answer: the engine goes last.
-        drop(self.engine.take());
-        if !std::thread::panicking() {
-            ended
-                .expect("the session ends when it is unmounted")
-                .unwrap();
-        }
-    }
-}
-
-/// Ends the process when the test hangs: a hung mount must not outlive it.
-fn watchdog(path: PathBuf) -> Sender<()> {
-    let (sender, receiver) = channel::<()>();
-    std::thread::spawn(move || {
-        if receiver.recv_timeout(TEST_TIMEOUT) == Err(RecvTimeoutError::Timeout) {
-            eprintln!("a test hangs on {}: giving up", path.display());
-            let _ = Command::new("fusermount3").arg("-uz").arg(&path).status();
-            std::process::abort();
-        }
-    });
-    sender
-}
+use forebay_fuse::{FuseReply, MountOptions, mount};
 
 /// Options under which nothing is remembered, so that each step is seen by itself.
 fn no_ttl() -> MountOptions {
@@ -115,12 +27,6 @@ fn no_ttl() -> MountOptions {
         negative_ttl: Duration::ZERO,
         ..MountOptions::default()
     }
-}
-
-fn pattern(len: usize, seed: u32) -> Vec<u8> {
-    (0..len as u32)
-        .map(|n| (n.wrapping_mul(2_654_435_761).wrapping_add(seed) >> 13) as u8)
-        .collect()
 }
 
 fn shell(directory: &Path, script: &str) -> String {
@@ -243,14 +149,6 @@ fn reads_of_every_kind_give_the_bytes() {
         mount.handle().namespace().stats().open_files == 0
     });
     assert_eq!(mount.handle().namespace().stats().read_ahead_bytes, 0);
-}
-
-fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(10);
-    while !done() {
-        assert!(Instant::now() < until, "never: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
 }
 
 #[test]
@@ -585,7 +483,7 @@ fn a_busy_mount_refuses_detaches_lazily_and_can_be_mounted_over() {
         io::ErrorKind::ResourceBusy
     );
     assert!(mount.handle().wait_timeout(Duration::ZERO).is_none());
-    let engine = mount.engine.as_ref().unwrap();
+    let engine = mount.engine();
     let twice = forebay_fuse::mount(
         engine.client.clone(),
         engine.bucket.clone(),

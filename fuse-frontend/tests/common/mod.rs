@@ -2,6 +2,9 @@
 
 #![allow(dead_code)]
 
+pub mod core;
+pub mod mount;
+
 use std::collections::BTreeMap;
 use std::ops::Bound;
 use std::sync::Arc;
@@ -157,6 +160,13 @@ pub struct TestClock {
 }
 
 impl TestClock {
+    pub fn new() -> Self {
+        Self {
+            start: Instant::now(),
+            ahead_ns: AtomicU64::new(0),
+        }
+    }
+
     pub fn advance(&self, span: Duration) {
         self.ahead_ns
             .fetch_add(span.as_nanos() as u64, Ordering::Relaxed);
@@ -193,10 +203,7 @@ impl<R: Reply> Engine<R> {
             serve(&store, &rings, &stopped);
         });
         let rings = receiver.recv().unwrap();
-        let clock = Arc::new(TestClock {
-            start: Instant::now(),
-            ahead_ns: AtomicU64::new(0),
-        });
+        let clock = Arc::new(TestClock::new());
         let client = Client::new(rings, clock.clone(), Duration::from_secs(10));
         let bucket = Arc::new(Bucket {
             endpoint: "http://stub".into(),
