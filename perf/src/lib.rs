@@ -1,1 +1,23 @@
-//! forebay-perf
+//! The performance harness: Forebay's figures, measured against a yardstick in the same run.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`figures`] | one file for each figure: what is measured, and its target |
+//! | [`load`] | readers: sequential, random, many at once |
+//! | [`direct`] | O_DIRECT files and aligned buffers |
+//! | [`null_server`] | the yardstick: a FUSE server that answers reads with zeros |
+//! | [`bench`] | a bucket, its server and Forebay's mount of it |
+//! | [`process`] | what /proc says of a process: processor time, memory |
+//! | [`samples`] | medians, spreads, verdicts |
+//! | [`report`] | the table in `docs/performance.md` |
+
+#![forbid(unsafe_code)]
+
+pub mod bench;
+pub mod direct;
+pub mod figures;
+pub mod load;
+pub mod null_server;
+pub mod process;
+pub mod report;
+pub mod samples;

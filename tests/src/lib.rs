@@ -5,8 +5,12 @@
 //! |---|---|
 //! | [`sim`] | the production core on simulated ports and virtual time |
 //! | [`s3`] | an S3 server in this process, with faults and counts |
+//! | [`harness`] | the real programs as children: `forebay mount`, SeaweedFS |
+//! | [`demo`] | what `make demo` runs |
 
 #![forbid(unsafe_code)]
 
+pub mod demo;
+pub mod harness;
 pub mod s3;
 pub mod sim;

@@ -1,0 +1,91 @@
+//! A bucket with large objects, the embedded S3 server, and the real `forebay mount` of it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Result;
+use forebay_tests::harness::{Credentials, Mount, MountOptions, Stats};
+use forebay_tests::s3::{EmbeddedS3, Options};
+use tempfile::TempDir;
+
+const BUCKET: &str = "perf";
+
+/// A mounted bucket. Everything is gone when it is dropped.
+#[derive(Debug)]
+pub struct Bench {
+    // In the order of dropping: the mount goes before what it needs.
+    mount: Mount,
+    server: EmbeddedS3,
+    dir: TempDir,
+}
+
+impl Bench {
+    /// Mounts a bucket with `objects` (key, bytes) with `--memory memory`.
+    ///
+    /// # Errors
+    /// What the server or `forebay mount` said.
+    pub fn start(objects: &[(String, u64)], memory: &str) -> Result<Self> {
+        let server = EmbeddedS3::start(Options::default())?;
+        server.create_bucket(BUCKET);
+        for (seed, (key, size_bytes)) in objects.iter().enumerate() {
+            server.put_synthetic(BUCKET, key, *size_bytes, seed as u64);
+        }
+        let credentials = Credentials {
+            access_key: server.options().access_key.clone(),
+            secret_key: server.options().secret_key.clone(),
+            region: "us-east-1".to_owned(),
+        };
+        let dir = tempfile::Builder::new().prefix("forebay-perf-").tempdir()?;
+        let point = dir.path().join("mnt");
+        std::fs::create_dir(&point)?;
+        let mount = Mount::new(
+            &point,
+            &MountOptions {
+                source: format!("s3://{BUCKET}"),
+                endpoint: &server.endpoint(),
+                credentials: Some(&credentials),
+                memory,
+                // Training mounts set minutes; metadata is no part of these figures.
+                flags: ["--attr-ttl", "1h", "--entry-ttl", "1h"]
+                    .map(Into::into)
+                    .into(),
+            },
+        )?;
+        Ok(Self { mount, server, dir })
+    }
+
+    /// The object's file in the mount.
+    pub fn file(&self, key: &str) -> PathBuf {
+        self.mount.dir().join(key)
+    }
+
+    /// A directory that lives as long as this.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The S3 server.
+    pub fn server(&self) -> &EmbeddedS3 {
+        &self.server
+    }
+
+    /// The daemon's process.
+    pub fn pid(&self) -> u32 {
+        self.mount.pid()
+    }
+
+    /// What the daemon counted.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub fn stats(&self) -> Result<Stats> {
+        self.mount.stats()
+    }
+
+    /// Unmounts in order.
+    ///
+    /// # Errors
+    /// What `forebay umount` said.
+    pub fn end(self) -> Result<()> {
+        self.mount.unmount()
+    }
+}

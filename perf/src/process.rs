@@ -1,0 +1,105 @@
+//! What /proc says of a process.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+use std::{path::PathBuf, thread};
+
+use anyhow::{Context, Result};
+
+/// Processor time that all threads of `pid` have used, user and system.
+///
+/// # Errors
+/// When the process is gone.
+pub fn processor_time(pid: u32) -> Result<Duration> {
+    let path = format!("/proc/{pid}/stat");
+    let text = fs::read_to_string(&path).with_context(|| format!("{path}: the daemon is gone"))?;
+    // The name in parentheses may hold anything; fields are counted behind it.
+    let fields = text
+        .rsplit_once(')')
+        .map(|(_, rest)| rest)
+        .unwrap_or_default();
+    let field = |n: usize| {
+        fields
+            .split_whitespace()
+            .nth(n)
+            .and_then(|word| word.parse().ok())
+    };
+    let ticks: u64 = field(11)
+        .zip(field(12))
+        .map(|(user, system): (u64, u64)| user + system)
+        .with_context(|| format!("{path}: not as expected: {text}"))?;
+    Ok(Duration::from_secs_f64(
+        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
+    ))
+}
+
+/// Resident memory of `pid` with its hugepages, in bytes.
+///
+/// # Errors
+/// When the process is gone.
+pub fn resident_bytes(pid: u32) -> Result<u64> {
+    let path = PathBuf::from(format!("/proc/{pid}/status"));
+    let text = fs::read_to_string(&path)
+        .with_context(|| format!("{}: the daemon is gone", path.display()))?;
+    let kib = |name: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(name))
+            .and_then(|rest| rest.split_whitespace().next())
+            .and_then(|word| word.parse::<u64>().ok())
+    };
+    let resident = kib("VmRSS:").with_context(|| format!("{}: no VmRSS", path.display()))?;
+    Ok((resident + kib("HugetlbPages:").unwrap_or(0)) * 1024)
+}
+
+/// The largest [`resident_bytes`] seen while `work` runs, sampled every 50 ms.
+///
+/// # Errors
+/// What `work` says, or that the process ended.
+pub fn resident_bytes_max(pid: u32, work: impl FnOnce() -> Result<()>) -> Result<u64> {
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let sampler = scope.spawn(|| -> Result<u64> {
+            let mut most = resident_bytes(pid)?;
+            while !over.load(Relaxed) {
+                thread::sleep(Duration::from_millis(50));
+                most = most.max(resident_bytes(pid)?);
+            }
+            Ok(most)
+        });
+        let worked = work();
+        over.store(true, Relaxed);
+        let most = sampler
+            .join()
+            .unwrap_or_else(|_| Err(anyhow::anyhow!("the sampler panicked")));
+        worked?;
+        most
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reads_its_own_process() -> Result<()> {
+        let pid = std::process::id();
+        let before = resident_bytes(pid)?;
+        let most = resident_bytes_max(pid, || {
+            let bytes = vec![1u8; 64 << 20];
+            thread::sleep(Duration::from_millis(200));
+            assert_eq!(bytes[bytes.len() - 1], 1);
+            Ok(())
+        })?;
+        assert!(
+            most >= before.min(32 << 20) + (60 << 20),
+            "{before} then at most {most}"
+        );
+        let start = processor_time(pid)?;
+        let mut x = 0u64;
+        while processor_time(pid)? < start + Duration::from_millis(50) {
+            x = std::hint::black_box(x + 1);
+        }
+        Ok(())
+    }
+}

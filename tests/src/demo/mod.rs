@@ -1,0 +1,156 @@
+//! `make demo`: a real bucket, mounted, read in random order, every byte compared.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `server` | the S3 server: embedded, SeaweedFS, or somebody's |
+//! | `sources` | the files that the bucket is filled with |
+//! | `verify` | workers that read the mount and compare |
+//! | `overwrite` | an object overwritten under an open handle |
+//! | `table` | what it came to |
+
+mod overwrite;
+mod server;
+mod sources;
+mod table;
+mod verify;
+
+use std::ffi::OsString;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::harness::{BucketClient, Mount, MountOptions};
+use server::Server;
+use sources::Sources;
+use table::Table;
+
+/// The cache's ceiling: the bucket fits, so each byte has to come from S3 once.
+const MEMORY: &str = "1536MiB";
+/// Origin bytes over unique bytes may be this at most.
+const ORIGIN_RATIO_MAX: f64 = 1.01;
+
+/// Set by a signal; everything that takes long looks at it.
+#[derive(Debug, Default)]
+pub struct Stop(AtomicBool);
+
+impl Stop {
+    /// Asks for an early end with all cleaning up done.
+    pub fn request(&self) {
+        self.0.store(true, Relaxed);
+    }
+
+    /// Whether an early end was asked for.
+    pub fn requested(&self) -> bool {
+        self.0.load(Relaxed)
+    }
+
+    fn check(&self) -> Result<()> {
+        ensure!(!self.requested(), "interrupted");
+        Ok(())
+    }
+}
+
+/// Runs the demo against the server that `s3` names (`S3=` of `make demo`; none for the embedded
+/// one). All that it made is gone when this returns, also after an error.
+///
+/// # Errors
+/// A byte that differs, more origin bytes than allowed, or whatever did not work.
+pub fn run(s3: Option<&str>, stop: &Stop) -> Result<()> {
+    let start = Instant::now();
+    let dir = tempfile::Builder::new().prefix("forebay-demo-").tempdir()?;
+    let server = Server::start(s3, dir.path(), stop)?;
+    say(
+        start,
+        &format!("S3 server: {} at {}", server.name(), server.endpoint()),
+    );
+    let sources = Sources::collect()?;
+    let client = server.client()?;
+    client.create()?;
+    let result = with_bucket(&server, &client, &sources, dir.path(), start, stop);
+    if let Err(error) = server.clear(&client) {
+        eprintln!(
+            "demo: the bucket {} could not be removed: {error:#}",
+            client.bucket()
+        );
+    }
+    result?;
+    say(start, "unmounted, everything cleaned up");
+    Ok(())
+}
+
+fn with_bucket(
+    server: &Server,
+    client: &BucketClient,
+    sources: &Sources,
+    dir: &std::path::Path,
+    start: Instant,
+    stop: &Stop,
+) -> Result<()> {
+    for batch in sources.batches() {
+        stop.check()?;
+        client.put_all(batch?)?;
+    }
+    overwrite::fill(client)?;
+    say(
+        start,
+        &format!(
+            "bucket s3://{} filled: {}",
+            client.bucket(),
+            sources.summary()
+        ),
+    );
+    stop.check()?;
+
+    let point = dir.join("mnt");
+    std::fs::create_dir(&point)?;
+    let mount = Mount::new(
+        &point,
+        &MountOptions {
+            source: format!("s3://{}", client.bucket()),
+            endpoint: &server.endpoint(),
+            credentials: server.credentials(),
+            memory: MEMORY,
+            flags: ["--attr-ttl", "1s", "--entry-ttl", "1s"]
+                .map(OsString::from)
+                .into(),
+        },
+    )?;
+    say(
+        start,
+        &format!("mounted at {} (daemon {})", point.display(), mount.pid()),
+    );
+
+    server.reset_counters();
+    let first = verify::read_all(&point, sources, verify::Pass::First, stop)?;
+    say(start, "first pass: every byte equals its source");
+    let second = verify::read_all(&point, sources, verify::Pass::Again, stop)?;
+    say(
+        start,
+        "second pass, page cache dropped: every byte equals its source",
+    );
+    let overwritten = overwrite::show(&point, client, stop)?;
+
+    let stats = mount.stats()?;
+    let unique_bytes = sources.total_bytes() + overwritten.unique_bytes;
+    let table = Table {
+        first,
+        second,
+        stats,
+        unique_bytes,
+        origin_count: server.body_bytes(),
+    };
+    println!("\n{table}");
+    println!("forebay stats:");
+    mount.show("stats")?;
+    mount.unmount()?;
+    let ratio = table.origin_ratio();
+    if ratio > ORIGIN_RATIO_MAX {
+        bail!("origin bytes are {ratio:.4} x unique bytes; at most {ORIGIN_RATIO_MAX} is allowed");
+    }
+    Ok(())
+}
+
+fn say(start: Instant, what: &str) {
+    println!("demo: {:5.1} s  {what}", start.elapsed().as_secs_f64());
+}

@@ -1,0 +1,94 @@
+//! What the demo came to, in one table.
+
+use std::fmt;
+
+use super::verify::Passed;
+use crate::harness::Stats;
+
+/// The numbers of one run.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Table {
+    pub(super) first: Passed,
+    pub(super) second: Passed,
+    pub(super) stats: Stats,
+    /// Bytes of all object versions that were read whole.
+    pub(super) unique_bytes: u64,
+    /// What the server itself counted, where it does.
+    pub(super) origin_count: Option<u64>,
+}
+
+impl Table {
+    /// Origin bytes over unique bytes, by the larger of both counts.
+    pub(super) fn origin_ratio(&self) -> f64 {
+        let origin = self.stats.origin_bytes.max(self.origin_count.unwrap_or(0));
+        origin as f64 / self.unique_bytes as f64
+    }
+}
+
+fn mib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 20)
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            first,
+            second,
+            stats,
+            ..
+        } = self;
+        let all = (stats.memory_hit_bytes + stats.miss_bytes).max(1);
+        let share = |bytes: u64| 100.0 * bytes as f64 / all as f64;
+        writeln!(
+            f,
+            "{:<26}{:>10}{:>12}{:>9}",
+            "tier", "reads", "MiB", "share"
+        )?;
+        for (tier, reads, bytes) in [
+            ("memory", stats.memory_hits, stats.memory_hit_bytes),
+            ("waited for S3", stats.misses, stats.miss_bytes),
+        ] {
+            writeln!(
+                f,
+                "{tier:<26}{reads:>10}{:>12.1}{:>8.1}%",
+                mib(bytes),
+                share(bytes)
+            )?;
+        }
+        writeln!(f)?;
+        writeln!(
+            f,
+            "{:<36}{:>12.1} MiB",
+            "unique bytes read",
+            mib(self.unique_bytes)
+        )?;
+        writeln!(
+            f,
+            "{:<36}{:>12.1} MiB",
+            "origin bytes, Forebay's count",
+            mib(stats.origin_bytes)
+        )?;
+        if let Some(count) = self.origin_count {
+            writeln!(
+                f,
+                "{:<36}{:>12.1} MiB",
+                "origin bytes, the server's count",
+                mib(count)
+            )?;
+        }
+        writeln!(
+            f,
+            "{:<36}{:>12.4}",
+            "origin bytes / unique bytes",
+            self.origin_ratio()
+        )?;
+        for (name, pass) in [
+            ("first pass, with comparing", first),
+            ("second pass, with comparing", second),
+        ] {
+            let rate = mib(pass.bytes) / pass.elapsed.as_secs_f64();
+            writeln!(f, "{name:<36}{rate:>12.0} MiB/s")?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,253 @@
+//! `forebay mount` as its users run it.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
+
+use super::Credentials;
+
+/// The program `forebay`: `FOREBAY_BIN`, or the one beside the running program (tests and
+/// examples run one directory further down).
+///
+/// # Errors
+/// When it has not been built.
+pub fn forebay_binary() -> Result<PathBuf> {
+    if let Some(path) = env::var_os("FOREBAY_BIN") {
+        return Ok(path.into());
+    }
+    let own = env::current_exe()?;
+    let beside = own
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|dir| dir.join("forebay"));
+    beside
+        .into_iter()
+        .find(|path| path.is_file())
+        .with_context(|| {
+            format!(
+                "no program `forebay` beside {}: cargo build --bins",
+                own.display()
+            )
+        })
+}
+
+/// What to mount and how.
+#[derive(Clone, Debug)]
+pub struct MountOptions<'a> {
+    /// `s3://bucket/prefix`.
+    pub source: String,
+    /// The S3 server's URL.
+    pub endpoint: &'a str,
+    /// Given through the environment; with none, what the environment already says.
+    pub credentials: Option<&'a Credentials>,
+    /// `--memory`.
+    pub memory: &'a str,
+    /// Other flags.
+    pub flags: Vec<OsString>,
+}
+
+/// A mount of the real daemon. It is unmounted when dropped.
+#[derive(Debug)]
+pub struct Mount {
+    binary: PathBuf,
+    dir: PathBuf,
+    pid: u32,
+    mounted: bool,
+}
+
+impl Mount {
+    /// Runs `forebay mount` and returns when it has, which is when the mount answers.
+    ///
+    /// # Errors
+    /// What `forebay mount` said.
+    pub fn new(dir: &Path, options: &MountOptions<'_>) -> Result<Self> {
+        let binary = forebay_binary()?;
+        let mut command = Command::new(&binary);
+        command.arg("mount").arg(&options.source).arg(dir);
+        command.args(["--endpoint", options.endpoint, "--memory", options.memory]);
+        command.args(&options.flags).stdin(Stdio::null());
+        if let Some(known) = options.credentials {
+            command
+                .env("AWS_ACCESS_KEY_ID", &known.access_key)
+                .env("AWS_SECRET_ACCESS_KEY", &known.secret_key)
+                .env("AWS_REGION", &known.region)
+                .env_remove("AWS_SESSION_TOKEN")
+                .env_remove("AWS_PROFILE");
+        }
+        let status = command
+            .status()
+            .with_context(|| format!("cannot run {}", binary.display()))?;
+        ensure!(status.success(), "forebay mount: {status}");
+        let mut mount = Self {
+            binary,
+            dir: dir.to_owned(),
+            pid: 0,
+            mounted: true,
+        };
+        mount.pid = u32::try_from(mount.ask("status")?.number(&["/pid", "/0/pid"])?)?;
+        Ok(mount)
+    }
+
+    /// The mount point.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// The daemon.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// What `forebay stats` says, for programs.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn stats(&self) -> Result<Stats> {
+        let report = self.ask("stats")?;
+        let number = |pointer| report.number(&[pointer]);
+        Ok(Stats {
+            memory_hits: number("/tiers/memory/hits")?,
+            memory_hit_bytes: number("/tiers/memory/bytes")?,
+            misses: number("/tiers/origin/hits")?,
+            miss_bytes: number("/tiers/origin/bytes")?,
+            read_errors: number("/reads/errors")?,
+            origin_bytes: number("/origin/bytes")?,
+        })
+    }
+
+    fn ask(&self, command: &str) -> Result<Report> {
+        let output = Command::new(&self.binary)
+            .arg(command)
+            .arg(&self.dir)
+            .arg("--json")
+            .stderr(Stdio::inherit())
+            .output()?;
+        ensure!(
+            output.status.success(),
+            "forebay {command}: {}",
+            output.status
+        );
+        let json = serde_json::from_slice(&output.stdout)
+            .with_context(|| format!("forebay {command} --json printed no JSON"))?;
+        Ok(Report {
+            command: command.to_owned(),
+            json,
+        })
+    }
+
+    /// Runs a `forebay` command on this mount with its output shown.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn show(&self, command: &str) -> Result<()> {
+        let status = Command::new(&self.binary)
+            .arg(command)
+            .arg(&self.dir)
+            .status()?;
+        ensure!(status.success(), "forebay {command}: {status}");
+        Ok(())
+    }
+
+    /// Runs `forebay umount` and waits until the daemon is gone.
+    ///
+    /// # Errors
+    /// What `forebay umount` said, or that the daemon stayed.
+    pub fn unmount(mut self) -> Result<()> {
+        self.mounted = false;
+        let status = Command::new(&self.binary)
+            .arg("umount")
+            .arg(&self.dir)
+            .status()?;
+        if !status.success() {
+            self.force();
+            bail!("forebay umount: {status}");
+        }
+        for _ in 0..100 {
+            if !Path::new(&format!("/proc/{}", self.pid)).exists() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.force();
+        bail!(
+            "the daemon {} was still there 5 s after the unmount",
+            self.pid
+        )
+    }
+
+    /// Ends the mount whatever its state, by the daemon's own pid.
+    fn force(&self) {
+        let _ = Command::new(&self.binary)
+            .arg("umount")
+            .arg(&self.dir)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        let raw = i32::try_from(self.pid).ok();
+        // Only if the pid is still a forebay: it may have been reused.
+        if let Some(pid) = raw.and_then(rustix::process::Pid::from_raw)
+            && fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok_and(|exe| exe == self.binary)
+        {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+        let _ = Command::new("fusermount3")
+            .args(["-u", "-z", "-q"])
+            .arg(&self.dir)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if self.mounted {
+            self.force();
+        }
+    }
+}
+
+/// What the daemon counted, as far as the demo and the figures need it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Reads answered from memory without waiting.
+    pub memory_hits: u64,
+    /// Bytes of those.
+    pub memory_hit_bytes: u64,
+    /// Reads that waited for the origin.
+    pub misses: u64,
+    /// Bytes of those.
+    pub miss_bytes: u64,
+    /// Reads answered with an error.
+    pub read_errors: u64,
+    /// Bytes that came from the origin, whatever the reason.
+    pub origin_bytes: u64,
+}
+
+/// The JSON that a command printed.
+struct Report {
+    command: String,
+    json: Value,
+}
+
+impl Report {
+    /// The number at the first of `pointers` that leads to one.
+    fn number(&self, pointers: &[&str]) -> Result<u64> {
+        let found = pointers
+            .iter()
+            .find_map(|pointer| self.json.pointer(pointer)?.as_u64());
+        found.with_context(|| {
+            format!(
+                "forebay {} --json has no {}: {}",
+                self.command, pointers[0], self.json
+            )
+        })
+    }
+}
