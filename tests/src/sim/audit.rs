@@ -20,6 +20,8 @@ pub struct Facts {
     pub healed_at: Option<Time>,
     /// When the cores were told to stop.
     pub stopped_at: Option<Time>,
+    /// The shutdown found GETs under way: they were cancelled, and their bytes are booked as retry.
+    pub cut_short: bool,
     /// Sub-blocks that readers or prefetches may have fetched.
     pub wanted: BTreeSet<(ObjectId, u64)>,
     /// Sub-blocks that some reader got.
@@ -244,8 +246,7 @@ impl Facts {
         let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
         let impossible = |reason: Reason| match reason {
             Reason::RingMoved | Reason::Expired | Reason::Checksum => true,
-            // Shutdown cancels what is under way.
-            Reason::Retry => fair && !scenario.stop_early,
+            Reason::Retry => fair && !self.cut_short,
             Reason::VersionChanged => scenario.overwrites.is_empty(),
             Reason::Evicted => all.evictions == 0,
             Reason::Cold | Reason::Prefetch => false,

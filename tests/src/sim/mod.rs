@@ -18,7 +18,11 @@ pub mod audit;
 pub mod board;
 pub mod bucket;
 pub mod clock;
+pub mod device;
+
 pub mod origin;
+#[cfg(test)]
+mod proofs;
 pub mod rng;
 pub mod scenario;
 pub mod schedule;

@@ -63,8 +63,10 @@ pub enum OriginDefect {
     WrongByte,
     /// One lease never comes back.
     LeakedLease,
-    /// One GET's bytes are counted by no one.
+    /// A byte is counted by the service only.
     UnbookedBytes,
+    /// A sub-block is noted as sent twice.
+    SentTwice,
 }
 
 /// The service: its objects and its count.
@@ -109,6 +111,9 @@ impl OriginStore {
         self.sent_bytes += len_bytes;
         let first = offset / SUB_BLOCK_BYTES as u64;
         let last = (offset + len_bytes - 1) / SUB_BLOCK_BYTES as u64;
+        if self.take_defect(OriginDefect::SentTwice) {
+            *self.sent_sub_blocks.entry((object.id, first)).or_default() += 1;
+        }
         for number in first..=last {
             *self.sent_sub_blocks.entry((object.id, number)).or_default() += 1;
         }

@@ -82,7 +82,7 @@ impl Scenario {
         let weather = match rng.below(100) {
             0..25 => Weather::Calm,
             25..50 => Weather::Tight,
-            50..98 => Weather::Storm,
+            50..96 => Weather::Storm,
             _ => Weather::Flood,
         };
         Self::with_weather(seed, weather)
@@ -96,6 +96,7 @@ impl Scenario {
         let fair = calm || weather == Weather::Tight;
         let arena_bytes = match weather {
             Weather::Calm => 16 * ARENA_BYTES_MIN,
+            Weather::Tight => ARENA_BYTES_MIN,
             _ => ARENA_BYTES_MIN * rng.between(1, 2) as usize,
         };
         let io_timeout = Duration::from_millis(if fair {
@@ -113,7 +114,11 @@ impl Scenario {
         Self {
             seed,
             weather,
-            cores: rng.between(1, 4) as usize,
+            cores: if weather == Weather::Tight {
+                rng.between(1, 2)
+            } else {
+                rng.between(1, 4)
+            } as usize,
             arena_bytes,
             io_timeout,
             origin: origin(rng, fair),
@@ -232,6 +237,20 @@ fn roles(rng: &mut SimRng, weather: Weather, objects: &[(String, u64)]) -> Vec<R
             object,
             rounds: rounds as u32,
         });
+    }
+    if weather == Weather::Tight {
+        // More than fits into the memory, so that all else is evicted.
+        for object in 0..3 {
+            let habit = Habit::Sequential {
+                read_bytes: 1 << 20,
+                want_bytes: 8 << 20,
+            };
+            roles.push(Role {
+                habit,
+                object,
+                rounds: rng.between(8, 40) as u32,
+            });
+        }
     }
     if weather == Weather::Flood {
         let most = READS_PER_CORE_MAX as u64 + 3_000;

@@ -564,6 +564,7 @@ impl World {
             format_args!("shutdown with {} open", self.board.open()),
         );
         self.facts.stopped_at = Some(now);
+        self.facts.cut_short = self.seats.iter().any(|seat| seat.origin.under_way() > 0);
         self.client.shutdown();
         self.actors.iter_mut().for_each(Actor::retire);
         // What comes after the shutdown is answered too.

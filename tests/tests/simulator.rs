@@ -1,0 +1,144 @@
+//! The engine in the simulator: 200 seeds, and the same seed in several processes.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use forebay_tests::sim::scenario::{Scenario, Weather};
+use forebay_tests::sim::world;
+
+/// Seeds in one run of this test.
+const SEEDS: u64 = 200;
+/// Of those, the ones that are the same in every run.
+const FIXED_SEEDS: u64 = 100;
+/// Real time that a run should stay under, on two cores and in the dev profile.
+const SLOW: Duration = Duration::from_secs(60);
+
+/// The seeds to run: from `FOREBAY_SIM_SEED` on, or some fixed and some fresh ones.
+fn seeds() -> Vec<u64> {
+    if let Ok(text) = std::env::var("FOREBAY_SIM_SEED") {
+        let first: u64 = text.parse().expect("FOREBAY_SIM_SEED is a number");
+        println!("seeds {first}..{}, from FOREBAY_SIM_SEED", first + SEEDS);
+        return (first..first + SEEDS).collect();
+    }
+    let clock = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .expect("the clock is past 1970");
+    // Seconds in hundreds: consecutive runs take consecutive ranges, and seeds stay short.
+    let fresh = clock.as_secs() * FIXED_SEEDS;
+    println!(
+        "seeds 0..{FIXED_SEEDS} and {fresh}..{}",
+        fresh + SEEDS - FIXED_SEEDS
+    );
+    (0..FIXED_SEEDS)
+        .chain(fresh..fresh + SEEDS - FIXED_SEEDS)
+        .collect()
+}
+
+#[test]
+fn two_hundred_seeds() {
+    let began = Instant::now();
+    let (mut events, mut evictions, mut retries, mut errors) = (0, 0, 0, 0);
+    for seed in seeds() {
+        match world::run(Scenario::from_seed(seed), false) {
+            Ok(passed) => {
+                events += passed.events;
+                evictions += passed.stats.evictions;
+                retries += passed.stats.retries;
+                errors += passed.stats.read_errors;
+            }
+            Err(failed) => panic!("\n{failed}"),
+        }
+    }
+    let took = began.elapsed();
+    println!(
+        "{SEEDS} seeds, {events} events, {evictions} evictions, {retries} retries, \
+         {errors} failed reads in {took:?}"
+    );
+    if took > SLOW {
+        println!("SLOW: more than {SLOW:?}");
+    }
+    // Runs in which nothing ever goes wrong or out of memory would prove little.
+    assert!(evictions > 1_000 && retries > 1_000 && errors > 500);
+}
+
+/// What `binary` prints for some seeds.
+fn hashes(binary: &Path) -> String {
+    let output = Command::new(binary)
+        .args(["--seeds", "0..40"])
+        .output()
+        .expect("forebay-sim runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(
+        text.lines().filter(|line| line.ends_with(" ok")).count(),
+        40,
+        "{text}"
+    );
+    text
+}
+
+#[test]
+fn the_same_seed_gives_the_same_hash_in_every_process_and_profile() {
+    let binary = Path::new(env!("CARGO_BIN_EXE_forebay-sim"));
+    let first = hashes(binary);
+    assert_eq!(first, hashes(binary), "two processes");
+    for seed in [3, 11] {
+        let passed = world::run(Scenario::from_seed(seed), false).expect("the binary passed it");
+        let line = format!(
+            "seed {seed} hash {:016x} events {} ok",
+            passed.hash, passed.events
+        );
+        assert!(first.contains(&line), "this process has {line}");
+    }
+    let other = other_profile(binary);
+    if up_to_date(&other, binary) {
+        assert_eq!(first, hashes(&other), "{}", other.display());
+    } else {
+        println!(
+            "SKIPPED: comparison of debug and release hashes: {} is missing or older than {}; \
+             build it with `cargo build --release -p forebay-tests --bin forebay-sim`",
+            other.display(),
+            binary.display()
+        );
+    }
+}
+
+/// The same binary in the other profile's folder.
+fn other_profile(binary: &Path) -> PathBuf {
+    let folder = binary.parent().expect("a binary lies in a folder");
+    let other = if folder.ends_with("release") {
+        "debug"
+    } else {
+        "release"
+    };
+    folder
+        .with_file_name(other)
+        .join(binary.file_name().expect("a binary has a name"))
+}
+
+/// A release binary of older sources says nothing about these.
+fn up_to_date(other: &Path, binary: &Path) -> bool {
+    let modified = |path: &Path| path.metadata().and_then(|data| data.modified()).ok();
+    let margin = Duration::from_secs(3_600);
+    match (modified(other), modified(binary)) {
+        (Some(other), Some(binary)) => other + margin >= binary,
+        _ => false,
+    }
+}
+
+#[test]
+fn every_weather_occurs_and_differs() {
+    let mut seen: Vec<Weather> = (0..FIXED_SEEDS)
+        .map(|seed| Scenario::from_seed(seed).weather)
+        .collect();
+    seen.dedup();
+    for weather in [
+        Weather::Calm,
+        Weather::Tight,
+        Weather::Storm,
+        Weather::Flood,
+    ] {
+        assert!(seen.contains(&weather), "{weather:?}");
+    }
+}
