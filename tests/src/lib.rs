@@ -4,12 +4,14 @@
 //! | module | holds |
 //! |---|---|
 //! | [`sim`] | the production core on simulated ports and virtual time |
+//! | [`conformance`] | one suite for each port, over simulated and real adapters |
 //! | [`s3`] | an S3 server in this process, with faults and counts |
 //! | [`harness`] | the real programs as children: `forebay mount`, SeaweedFS |
 //! | [`demo`] | what `make demo` runs |
 
 #![forbid(unsafe_code)]
 
+pub mod conformance;
 pub mod demo;
 pub mod harness;
 pub mod s3;
