@@ -3,9 +3,60 @@
 //! | module | holds |
 //! |---|---|
 //! | [`host`] | runs engine cores on threads of this machine |
-//! | [`units`] | sizes, durations and modes as people write them |
+//! | [`assembly`] | engine and origin put together |
+//! | [`args`] | the command line |
+//! | [`commands`] | what the commands do |
+//! | [`control`] | the control API of a mount: reports over a Unix socket |
+//! | [`background`] | how `mount` goes to the background |
+//! | [`mounts`] | the kernel's mount table, unmounting, who uses a mount |
+//! | [`source`], [`units`] | URLs, sizes, durations and modes as people write them |
+//! | [`output`], [`logging`] | what is printed and logged |
 
 #![forbid(unsafe_code)]
 
+use std::process::ExitCode;
+
+use clap::Parser;
+
+pub mod args;
+pub mod assembly;
+pub mod background;
+pub mod commands;
+pub mod control;
 pub mod host;
+pub mod logging;
+pub mod mounts;
+pub mod output;
+pub mod source;
 pub mod units;
+
+use args::{Cli, Command};
+
+/// Runs the command line of this process. 0: done; 1: failed, with a message on standard error;
+/// 2: the command line is wrong.
+pub fn run() -> ExitCode {
+    let cli = Cli::parse();
+    // Commands that only ask print their own errors; a mount has a log.
+    logging::start(if matches!(cli.command, Command::Mount(_)) {
+        "info"
+    } else {
+        "warn"
+    });
+    let told_already = matches!(&cli.command, Command::Mount(args) if args.daemon);
+    let outcome = match &cli.command {
+        Command::Mount(args) => commands::mount::run(args),
+        Command::Umount(args) => commands::umount::run(args),
+        Command::Status(args) => commands::status::run(args),
+        Command::Stats(args) => commands::stats::run(args),
+        Command::Cat(args) => commands::cat::run(args),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            if !told_already {
+                eprintln!("forebay: {error:#}");
+            }
+            ExitCode::FAILURE
+        }
+    }
+}

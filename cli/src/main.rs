@@ -2,4 +2,6 @@
 
 #![forbid(unsafe_code)]
 
-fn main() {}
+fn main() -> std::process::ExitCode {
+    forebay_cli::run()
+}

@@ -11,7 +11,7 @@ use super::rng::SplitMix;
 /// A node on its own, without a disk: `O` is its origin (in production `S3Origin`), `R` answers
 /// its readers.
 #[derive(Debug)]
-pub struct HostPlatform<R, O>(PhantomData<(fn() -> R, fn() -> O)>);
+pub struct HostPlatform<R, O>(PhantomData<fn(R, O)>);
 
 impl<R: Reply, O: Origin + 'static> Platform for HostPlatform<R, O> {
     type Device = NoDevice;

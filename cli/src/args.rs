@@ -1,0 +1,312 @@
+//! The command line. Every flag may also be given as `FOREBAY_` and its name in capitals.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use forebay_engine::limits::IO_TIMEOUT_DEFAULT_MS;
+
+use crate::host::{CoresArg, Poll};
+use crate::source::{ObjectUrl, Source};
+use crate::units::{Bytes, parse_duration, parse_mode, parse_span};
+
+/// A read cache in front of S3.
+///
+/// Exit status: 0 when done, 1 when something failed (the message says what, on which object and
+/// what to do next), 2 when the command line is wrong. Credentials come from the usual AWS chain
+/// (AWS_ACCESS_KEY_ID, AWS_PROFILE, instance role ...). FOREBAY_LOG sets what is logged
+/// (`info`, `debug`, `forebay_cli=trace`).
+#[derive(Debug, Parser)]
+#[command(name = "forebay", version, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Shows a bucket, or a part of it, as a read-only directory.
+    Mount(Box<MountArgs>),
+    /// Ends a mount and its daemon; cleans up after a daemon that was killed.
+    #[command(visible_alias = "unmount")]
+    Umount(UmountArgs),
+    /// Shows the mounts of this machine, or more of one.
+    Status(StatusArgs),
+    /// Shows what a mount reads: hits and bytes per tier, origin bytes by reason, latencies.
+    Stats(StatsArgs),
+    /// Writes an object to standard output, through the engine but without a mount.
+    Cat(CatArgs),
+}
+
+/// Where the objects are.
+#[derive(Clone, Debug, Args)]
+pub struct OriginArgs {
+    /// URL of the S3 service; without it AWS_ENDPOINT_URL, or AWS itself.
+    #[arg(
+        long,
+        env = "FOREBAY_ENDPOINT",
+        value_name = "URL",
+        help_heading = "Origin"
+    )]
+    pub endpoint: Option<String>,
+    /// Region that requests are signed for; without it the AWS chain's, or us-east-1.
+    #[arg(long, env = "FOREBAY_REGION", help_heading = "Origin")]
+    pub region: Option<String>,
+    /// Put the bucket in the path instead of the host name; on by itself when there is an endpoint.
+    #[arg(long, env = "FOREBAY_PATH_STYLE", help_heading = "Origin", num_args = 0..=1,
+          require_equals = true, default_missing_value = "true", value_name = "true|false")]
+    pub path_style: Option<bool>,
+    /// Send unsigned requests: for public buckets.
+    #[arg(long, env = "FOREBAY_NO_SIGN_REQUEST", help_heading = "Origin")]
+    pub no_sign_request: bool,
+}
+
+/// How the engine runs.
+#[derive(Clone, Debug, Args)]
+pub struct EngineArgs {
+    /// Ceiling over buffers, index, checksums and origin buffers together; a bare number is MiB.
+    /// Without it: a tenth of the machine's (or control group's) memory, 256 MiB to 8 GiB.
+    #[arg(
+        long,
+        env = "FOREBAY_MEMORY",
+        value_name = "SIZE",
+        help_heading = "Engine"
+    )]
+    pub memory: Option<Bytes>,
+    /// Number of engine cores, or a list of CPUs for them such as 0,2-3. Without it: one for 8
+    /// CPUs (fewer under a CPU quota), 1 to 4.
+    #[arg(
+        long,
+        env = "FOREBAY_CORES",
+        value_name = "N|LIST",
+        help_heading = "Engine"
+    )]
+    pub cores: Option<CoresArg>,
+    /// When an idle engine core may spin.
+    #[arg(
+        long,
+        env = "FOREBAY_POLL",
+        value_enum,
+        default_value_t,
+        help_heading = "Engine"
+    )]
+    pub poll: Poll,
+    /// A read that is not answered within this ends with EIO; in a mapped file with SIGBUS.
+    #[arg(long, env = "FOREBAY_IO_TIMEOUT", value_name = "DURATION", value_parser = parse_span,
+          default_value = IO_TIMEOUT_DEFAULT, help_heading = "Engine")]
+    pub io_timeout: Duration,
+}
+
+const IO_TIMEOUT_DEFAULT: &str = "30s";
+const _: () = assert!(IO_TIMEOUT_DEFAULT_MS == 30_000);
+
+/// `forebay mount`.
+#[derive(Clone, Debug, Args)]
+pub struct MountArgs {
+    /// s3://BUCKET or s3://BUCKET/PREFIX
+    pub source: Source,
+    /// Where: an existing directory.
+    #[arg(value_name = "DIR")]
+    pub mount_point: PathBuf,
+    /// Where the objects are.
+    #[command(flatten)]
+    pub origin: OriginArgs,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// How the files look.
+    #[command(flatten)]
+    pub files: FileArgs,
+    /// Stay in the foreground and log to standard error; Ctrl-C ends the mount.
+    #[arg(short, long, env = "FOREBAY_FOREGROUND")]
+    pub foreground: bool,
+    /// Log of the daemon. Without it: /var/log/forebay/ for root, else $XDG_STATE_HOME/forebay/
+    /// or ~/.local/state/forebay/, in a file named after the mount point.
+    #[arg(long, env = "FOREBAY_LOG_FILE", value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Options as mount(8) passes them, separated by commas: allow_other, uid=N, gid=N, and ro;
+    /// what only mount(8) itself needs is ignored.
+    #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
+    pub options: Vec<String>,
+    /// Set by `mount` for the daemon that it starts.
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// How the files of a mount look.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Files")]
+pub struct FileArgs {
+    /// How long attributes are believed without asking the origin again.
+    #[arg(long, env = "FOREBAY_ATTR_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    pub attr_ttl: Duration,
+    /// How long the kernel believes that a name leads to its file.
+    #[arg(long, env = "FOREBAY_ENTRY_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    pub entry_ttl: Duration,
+    /// How long a name that does not exist is believed not to.
+    #[arg(long, env = "FOREBAY_NEGATIVE_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
+    pub negative_ttl: Duration,
+    /// Other users may use the mount; for non-root mounts /etc/fuse.conf must say user_allow_other.
+    #[arg(long, env = "FOREBAY_ALLOW_OTHER")]
+    pub allow_other: bool,
+    /// Owner of every file and directory; without it who mounts.
+    #[arg(long, env = "FOREBAY_UID", value_name = "N")]
+    pub uid: Option<u32>,
+    /// Group of every file and directory; without it that of who mounts.
+    #[arg(long, env = "FOREBAY_GID", value_name = "N")]
+    pub gid: Option<u32>,
+    /// Permission bits of files, octal.
+    #[arg(long, env = "FOREBAY_FILE_MODE", value_name = "MODE", value_parser = parse_mode, default_value = "0644")]
+    pub file_mode: u16,
+    /// Permission bits of directories, octal.
+    #[arg(long, env = "FOREBAY_DIR_MODE", value_name = "MODE", value_parser = parse_mode, default_value = "0755")]
+    pub dir_mode: u16,
+    /// Threads that take requests from the kernel, 2 to 64; without it half the CPUs, 2 to 8.
+    #[arg(long, env = "FOREBAY_FUSE_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(2..=64))]
+    pub fuse_threads: Option<u16>,
+}
+
+/// `forebay umount`.
+#[derive(Clone, Debug, Args)]
+pub struct UmountArgs {
+    /// The mount point.
+    #[arg(value_name = "DIR")]
+    pub mount_point: PathBuf,
+    /// Take the mount away although it is in use; the daemon ends with its last user.
+    #[arg(short, long)]
+    pub lazy: bool,
+}
+
+/// `forebay status`.
+#[derive(Clone, Debug, Args)]
+pub struct StatusArgs {
+    /// One mount; without it all of this machine that this user may see.
+    #[arg(value_name = "DIR")]
+    pub mount_point: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay stats`.
+#[derive(Clone, Debug, Args)]
+pub struct StatsArgs {
+    /// The mount; may be left out when there is just one.
+    #[arg(value_name = "DIR")]
+    pub mount_point: Option<PathBuf>,
+    /// Print JSON; with --interval one line for each.
+    #[arg(long)]
+    pub json: bool,
+    /// Print one line of rates each DURATION until the mount ends; without it all counters, once.
+    #[arg(short, long, value_name = "DURATION", value_parser = parse_span)]
+    pub interval: Option<Duration>,
+}
+
+/// `forebay cat`.
+#[derive(Clone, Debug, Args)]
+pub struct CatArgs {
+    /// s3://BUCKET/KEY
+    pub object: ObjectUrl,
+    /// First byte.
+    #[arg(long, value_name = "BYTES", default_value_t = 0)]
+    pub offset: u64,
+    /// How many bytes; without it all to the end.
+    #[arg(long, value_name = "BYTES")]
+    pub length: Option<u64>,
+    /// Where the objects are.
+    #[command(flatten)]
+    pub origin: OriginArgs,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn mount(args: &[&str]) -> Result<Box<MountArgs>, String> {
+        let line = ["forebay", "mount", "s3://b/p", "/mnt"]
+            .into_iter()
+            .chain(args.iter().copied());
+        match Cli::try_parse_from(line)
+            .map_err(|error| error.to_string())?
+            .command
+        {
+            Command::Mount(args) => Ok(args),
+            _ => Err("another command".into()),
+        }
+    }
+
+    #[test]
+    fn the_definition_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn defaults_are_the_documented_ones() {
+        let args = mount(&[]).unwrap();
+        assert_eq!(args.engine.io_timeout, Duration::from_secs(30));
+        assert_eq!(
+            (args.files.attr_ttl, args.files.file_mode),
+            (Duration::from_secs(1), 0o644)
+        );
+        assert_eq!((args.engine.memory, args.origin.path_style), (None, None));
+    }
+
+    #[test]
+    fn flags_parse() {
+        let args = mount(&[
+            "--memory",
+            "512",
+            "--cores",
+            "0,2-3",
+            "--poll",
+            "always",
+            "--io-timeout",
+            "5s",
+            "--attr-ttl",
+            "5m",
+            "--path-style",
+            "--dir-mode",
+            "0555",
+            "-f",
+            "-o",
+            "ro,allow_other,uid=7",
+        ]);
+        let args = args.unwrap();
+        assert_eq!(args.engine.memory, Some(Bytes(512 << 20)));
+        assert_eq!(args.engine.cores, Some(CoresArg::List(vec![0, 2, 3])));
+        assert_eq!(
+            (args.engine.poll, args.files.dir_mode),
+            (Poll::Always, 0o555)
+        );
+        assert_eq!(
+            (args.origin.path_style, args.foreground),
+            (Some(true), true)
+        );
+        assert_eq!(args.options, ["ro", "allow_other", "uid=7"]);
+        assert_eq!(
+            mount(&["--path-style=false"]).unwrap().origin.path_style,
+            Some(false)
+        );
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        for args in [
+            ["--memory", "lots"],
+            ["--cores", "0"],
+            ["--io-timeout", "0"],
+            ["--file-mode", "rw"],
+            ["--fuse-threads", "1"],
+            ["--poll", "never"],
+        ] {
+            assert!(mount(&args).is_err(), "{args:?}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Engine and origin put together: what `mount` and `cat` run on.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use forebay_engine::client::Reply;
+use forebay_engine::identity::Bucket;
+use forebay_origin_s3::{OriginConfig, OriginS3Runtime};
+
+use crate::args::{EngineArgs, OriginArgs};
+use crate::host::{Engine, EngineConfig};
+
+/// A running engine and its origin.
+#[derive(Debug)]
+pub struct Assembly<R: Reply> {
+    /// The cores. Dropped before the origin, whose events end what they have under way.
+    pub engine: Engine<R>,
+    /// The S3 client and its threads.
+    pub origin: Arc<OriginS3Runtime>,
+    /// The bucket, as identities name it.
+    pub bucket: Arc<Bucket>,
+}
+
+/// The engine's configuration from its flags.
+///
+/// # Errors
+/// When the machine lacks what is asked for.
+pub fn engine_config(args: &EngineArgs) -> Result<EngineConfig> {
+    let memory_bytes = args.memory.map(|bytes| bytes.0);
+    EngineConfig::choose(
+        args.cores.as_ref(),
+        memory_bytes,
+        args.poll,
+        args.io_timeout,
+    )
+}
+
+impl<R: Reply> Assembly<R> {
+    /// Starts the origin's threads and the cores. Sends no request yet: see
+    /// [`OriginS3Runtime::check`].
+    ///
+    /// # Errors
+    /// An endpoint that is no URL, or what this machine lacks.
+    pub fn start(config: EngineConfig, origin: &OriginArgs, bucket: &str) -> Result<Self> {
+        let origin = OriginS3Runtime::start(origin_config(origin), Arc::new(config.clock))?;
+        let origin = Arc::new(origin);
+        let for_cores = origin.clone();
+        let engine = Engine::start(config, move |seat| {
+            Ok(for_cores.handle_for_core(seat.doorbell))
+        })
+        .context("cannot start the engine")?;
+        let bucket = origin.bucket(bucket);
+        Ok(Self {
+            engine,
+            origin,
+            bucket,
+        })
+    }
+
+    /// Stops cores and origin, within about `within`.
+    ///
+    /// # Errors
+    /// When a core does not end in time.
+    pub fn stop(self, within: Duration) -> Result<()> {
+        self.engine.stop(within)
+    }
+}
+
+fn origin_config(args: &OriginArgs) -> OriginConfig {
+    OriginConfig {
+        endpoint: args.endpoint.clone(),
+        region: args.region.clone(),
+        path_style: args.path_style,
+        anonymous: args.no_sign_request,
+        ..OriginConfig::default()
+    }
+}

@@ -1,0 +1,220 @@
+//! How `mount` goes to the background: the command starts itself again as the daemon, before any
+//! thread or ring exists in it, and passes on what the daemon says through a pipe.
+//!
+//! The pipe is the daemon's standard output until the mount answers: lines `note TEXT`, then
+//! `ready`, or `error TEXT` (to the end). A pipe that closes without either is a daemon that died.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+/// Starts this program again as a daemon with the same arguments and `--daemon`; returns when its
+/// mount answers.
+///
+/// # Errors
+/// The daemon's own, or that it died.
+pub fn start_daemon(log_file: &Path, log: File) -> Result<()> {
+    // A name that `ps` shows as it is, unlike /proc/self/exe; that one works after an upgrade
+    // removed the file.
+    let program = std::env::current_exe().ok().filter(|path| path.exists());
+    let program = program.unwrap_or_else(|| "/proc/self/exe".into());
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "forebay".into());
+    let mut child = Command::new(&program)
+        .arg0(name)
+        .args(arguments)
+        .arg("--daemon")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot start {} as a daemon", program.display()))?;
+    let pipe = child.stdout.take().context("the daemon has no pipe")?;
+    let outcome = hear(BufReader::new(pipe), |note| eprintln!("forebay: {note}"));
+    match outcome {
+        Ok(()) => Ok(()),
+        Err(Some(error)) => {
+            let _ = child.wait();
+            Err(anyhow!(error))
+        }
+        Err(None) => {
+            let ended = child
+                .wait()
+                .map_or_else(|error| error.to_string(), |status| status.to_string());
+            bail!(
+                "the daemon ended before its mount answered ({ended}): see {}",
+                log_file.display()
+            )
+        }
+    }
+}
+
+/// Reads the pipe; an error without a text is a daemon that died.
+fn hear(mut pipe: impl BufRead, mut note: impl FnMut(&str)) -> Result<(), Option<String>> {
+    loop {
+        let mut line = String::new();
+        match pipe.read_line(&mut line) {
+            Ok(n) if n > 0 => {}
+            _ => return Err(None),
+        }
+        let line = line.trim_end();
+        if line == "ready" {
+            return Ok(());
+        } else if let Some(text) = line.strip_prefix("note ") {
+            note(text);
+        } else if let Some(text) = line.strip_prefix("error ") {
+            let mut rest = String::new();
+            let _ = pipe.read_to_string(&mut rest);
+            return Err(Some(format!("{text}\n{rest}").trim_end().to_owned()));
+        }
+    }
+}
+
+/// Leaves the terminal and the caller's directory. Call it first in the daemon.
+///
+/// # Errors
+/// When the system refuses.
+pub fn detach() -> Result<()> {
+    rustix::process::setsid().context("cannot start a session for the daemon")?;
+    std::env::set_current_dir("/").context("cannot change to /")
+}
+
+/// Whom a starting mount tells how it goes.
+#[derive(Debug)]
+pub enum Caller {
+    /// The user's terminal: everything goes to standard error.
+    Terminal,
+    /// The command that waits at the other end of standard output.
+    Command,
+}
+
+impl Caller {
+    /// Something worth knowing that is no error.
+    pub fn note(&self, text: &str) {
+        tracing::info!("{text}");
+        if let Caller::Command = self {
+            let _ = writeln!(std::io::stdout(), "note {text}");
+        }
+    }
+
+    /// The mount answers. Afterwards the daemon's standard output is its log.
+    ///
+    /// # Errors
+    /// When the caller is gone: the mount should be, too.
+    pub fn ready(&self) -> Result<()> {
+        if let Caller::Command = self {
+            let mut out = std::io::stdout();
+            out.write_all(b"ready\n")
+                .and_then(|()| out.flush())
+                .context("the command that started the mount is gone")?;
+            rustix::stdio::dup2_stdout(std::io::stderr())
+                .context("cannot close the pipe to the caller")?;
+        }
+        Ok(())
+    }
+
+    /// The mount will not be.
+    pub fn failed(&self, error: &anyhow::Error) {
+        match self {
+            Caller::Terminal => eprintln!("forebay: {error:#}"),
+            Caller::Command => {
+                tracing::error!("{error:#}");
+                let _ = writeln!(std::io::stdout(), "error {error:#}");
+            }
+        }
+    }
+}
+
+/// The daemon's log when none is named: `/var/log/forebay` for root, else
+/// `$XDG_STATE_HOME/forebay` or `~/.local/state/forebay`.
+fn log_dir() -> Result<PathBuf> {
+    if rustix::process::getuid().is_root() {
+        return Ok("/var/log/forebay".into());
+    }
+    let named = |name| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let state =
+        named("XDG_STATE_HOME").or_else(|| named("HOME").map(|home| home.join(".local/state")));
+    Ok(state
+        .context("neither XDG_STATE_HOME nor HOME is set: name the log with --log-file")?
+        .join("forebay"))
+}
+
+/// Opens the daemon's log for appending; `name` is the file's without `--log-file`.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn open_log(named: Option<&Path>, name: &str) -> Result<(PathBuf, File)> {
+    let path = match named {
+        Some(path) => std::path::absolute(path).context("cannot make --log-file absolute")?,
+        None => {
+            let dir = log_dir()?;
+            fs::create_dir_all(&dir).with_context(|| {
+                format!(
+                    "cannot make {}: name the log with --log-file",
+                    dir.display()
+                )
+            })?;
+            dir.join(format!("{name}.log"))
+        }
+    };
+    let file = OpenOptions::new()
+        .create(true)
+        .append(true)
+        .mode(0o640)
+        .open(&path);
+    let file = file.with_context(|| {
+        format!(
+            "cannot open the log {}: name another with --log-file",
+            path.display()
+        )
+    })?;
+    Ok((path, file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_daemon_says_is_understood() {
+        let heard = |text: &str| {
+            let mut notes = Vec::new();
+            let outcome = hear(text.as_bytes(), |note| notes.push(note.to_owned()));
+            (outcome, notes)
+        };
+        assert_eq!(
+            heard("note a b\nready\nmore"),
+            (Ok(()), vec!["a b".to_owned()])
+        );
+        assert_eq!(
+            heard("error one\ntwo\n"),
+            (Err(Some("one\ntwo".into())), vec![])
+        );
+        assert_eq!(heard("note a\n"), (Err(None), vec!["a".to_owned()]));
+        assert_eq!(heard(""), (Err(None), vec![]));
+        assert_eq!(heard("noise\nready\n"), (Ok(()), vec![]));
+    }
+
+    #[test]
+    fn logs_are_appended_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.log");
+        for _ in 0..2 {
+            let (opened, mut file) = open_log(Some(&path), "unused").unwrap();
+            assert_eq!(opened, path);
+            writeln!(file, "line").unwrap();
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "line\nline\n");
+        let error = open_log(Some(&dir.path().join("no/x.log")), "unused").unwrap_err();
+        assert!(format!("{error:#}").contains("--log-file"));
+    }
+}

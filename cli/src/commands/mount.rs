@@ -1,0 +1,305 @@
+//! `forebay mount`: checks, goes to the background, serves, ends in order.
+
+mod options;
+mod reports;
+
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use forebay_engine::client::Client;
+use forebay_fuse::{FuseReply, MountHandle};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::umount::clean_up;
+use crate::args::MountArgs;
+use crate::assembly::{Assembly, engine_config};
+use crate::background::{Caller, detach, open_log, start_daemon};
+use crate::control::server::ControlSocket;
+use crate::control::sockets::{make_runtime_dir, runtime_dir, socket_path};
+use crate::host::engine::CoreDeath;
+use crate::mounts::{self, Detach, PlaceState};
+use reports::MountReports;
+
+/// How long a new mount may take to answer its first request.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long readers may finish on their own once the mount shall end.
+const GRACE: Duration = Duration::from_secs(1);
+/// How long they may take to close their files after their reads were answered with EIO.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long cores may take to end.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long taking the mount away may take when a core has died.
+const DEATH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Runs the command.
+///
+/// # Errors
+/// Why the mount will not be, or how it broke.
+pub fn run(args: &MountArgs) -> Result<()> {
+    let mut args = args.clone();
+    options::apply(&mut args)?;
+    if args.daemon {
+        args.mount_point =
+            std::path::absolute(&args.mount_point).context("cannot make DIR absolute")?;
+        return detach().and_then(|()| told(&args, Caller::Command));
+    }
+    if args.foreground {
+        return told(&args, Caller::Terminal);
+    }
+    let place = mounts::spelled(&args.mount_point)?;
+    check_place(&place)?;
+    let (path, log) = open_log(args.log_file.as_deref(), &mounts::file_name_of(&place))?;
+    start_daemon(&path, log)
+}
+
+/// Serves; what goes wrong before the mount answers is told to the caller, too.
+fn told(args: &MountArgs, caller: Caller) -> Result<()> {
+    let outcome = serve(args, &caller);
+    if let (Err(error), Caller::Command) = (&outcome, &caller) {
+        caller.failed(error);
+    }
+    outcome
+}
+
+/// What ends a mount.
+#[derive(Debug)]
+enum End {
+    Signal(&'static str),
+    Session(std::io::Result<()>),
+}
+
+fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
+    let place = mounts::spelled(&args.mount_point)?;
+    check_fuse()?;
+    let dir = runtime_dir();
+    let lock = start_lock(&dir, &place)?;
+    if let PlaceState::Dead(_) = check_place(&place)? {
+        clean_up(&place)?;
+        caller.note(&format!(
+            "cleaned up the mount that a killed daemon had left at {}",
+            place.display()
+        ));
+        check_place(&place)?;
+    }
+    let control = ControlSocket::bind(&socket_path(&dir, &place))?;
+    let mounted = Arc::new(OnceLock::new());
+    let mut config = engine_config(&args.engine)?;
+    config.core_death = core_death(place.clone(), control.path().to_owned(), mounted.clone());
+
+    let runtime = control_runtime()?;
+    let (sender, ends) = mpsc::channel();
+    watch_signals(&runtime, &sender)?;
+    let assembly = Assembly::<FuseReply>::start(config, &args.origin, &args.source.bucket)?;
+    assembly
+        .origin
+        .check(&args.source.bucket, &args.source.prefix)?;
+
+    let client = assembly.engine.client();
+    let fuse = options::fuse_options(args, assembly.engine.config());
+    let handle = forebay_fuse::mount(
+        client.clone(),
+        assembly.bucket.clone(),
+        &args.source.prefix,
+        &place,
+        &fuse,
+    )
+    .with_context(|| format!("cannot mount {} at {}", args.source, place.display()))?;
+    let handle = Arc::new(handle);
+    let _ = mounted.set(());
+    drop(lock);
+    watch_session(&handle, sender)?;
+    let served = answers(&place).and_then(|()| {
+        let reports = MountReports::new(args, &place, &assembly, handle.namespace().clone());
+        let _entered = runtime.enter();
+        let serving = control.serve(Arc::new(reports))?;
+        caller.ready()?;
+        Ok(serving)
+    });
+    let served = served.inspect_err(|_| unmount(&handle))?;
+    tracing::info!("{} is mounted at {}", args.source, place.display());
+
+    let end = ends.recv().context("nothing watches the mount any more")?;
+    let outcome = finish(end, &handle, &client);
+    let stopped = assembly.stop(STOP_TIMEOUT);
+    drop(served);
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    outcome.and(stopped)
+}
+
+/// Ends the mount in bounded time, whatever its users do.
+fn finish(end: End, handle: &MountHandle<FuseReply>, client: &Client<FuseReply>) -> Result<()> {
+    let name = match end {
+        End::Session(result) => {
+            tracing::info!("unmounted");
+            return result.context("the FUSE session broke");
+        }
+        End::Signal(name) => name,
+    };
+    tracing::info!("{name}: ending the mount");
+    unmount(handle);
+    if handle.wait_timeout(GRACE).is_none() {
+        // Files are still open: their readers get what waits as EIO, then close.
+        client.shutdown();
+        if handle.wait_timeout(CLOSE_TIMEOUT).is_none() {
+            tracing::warn!("files are still open; their next use fails with ENOTCONN");
+        }
+    }
+    Ok(())
+}
+
+fn unmount(handle: &MountHandle<FuseReply>) {
+    let outcome = handle.unmount(false).or_else(|error| match error.kind() {
+        std::io::ErrorKind::ResourceBusy => {
+            tracing::info!("files are open: the mount is taken away lazily");
+            handle.unmount(true)
+        }
+        _ => Err(error),
+    });
+    if let Err(error) = outcome {
+        tracing::error!("cannot unmount {}: {error}", handle.path().display());
+    }
+}
+
+/// Refuses a place where no mount can be, with what to do about it.
+fn check_place(place: &Path) -> Result<PlaceState> {
+    match mounts::place_state(place)? {
+        PlaceState::Busy(entry) => bail!(
+            "mount point {} is busy: {} ({}) is mounted there; unmount it, or choose another directory",
+            place.display(),
+            entry.source,
+            entry.kind
+        ),
+        PlaceState::Dead(entry) if !entry.is_forebay() => bail!(
+            "mount point {} is busy: {} ({}), whose daemon is gone, is mounted there; clean it up with \
+             `umount -l`, or choose another directory",
+            place.display(),
+            entry.source,
+            entry.kind
+        ),
+        state => Ok(state),
+    }
+}
+
+fn check_fuse() -> Result<()> {
+    if !Path::new("/dev/fuse").exists() {
+        bail!(
+            "/dev/fuse is missing: load the module (`modprobe fuse`), or give the container the device"
+        );
+    }
+    let on_path = |name: &str| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|dir| dir.join(name).is_file())
+    };
+    if !rustix::process::geteuid().is_root() && !on_path("fusermount3") {
+        bail!(
+            "fusermount3 is missing, which users other than root need to mount: install the package fuse3"
+        );
+    }
+    Ok(())
+}
+
+/// Held from looking at the place until it is mounted, so that two commands do not race for it.
+fn start_lock(dir: &Path, place: &Path) -> Result<File> {
+    make_runtime_dir(dir)?;
+    let path = dir.join(format!("{}.lock", mounts::file_name_of(place)));
+    let file = File::options()
+        .create(true)
+        .append(true)
+        .mode(0o600)
+        .open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            bail!(
+                "another `forebay mount` is under way at {}: wait for it",
+                place.display()
+            )
+        }
+        Err(std::fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("cannot lock {}", path.display()))
+        }
+    }
+}
+
+/// Ends the process when a core panics: its readers would wait for ever. The mount is taken away
+/// first, so that nobody is left with a dead one.
+fn core_death(place: PathBuf, socket: PathBuf, mounted: Arc<OnceLock<()>>) -> CoreDeath {
+    Arc::new(move |message| {
+        eprintln!("forebay: {message}; the mount at {} ends", place.display());
+        if mounted.get().is_some() {
+            let (done, outcome) = mpsc::channel();
+            let place = place.clone();
+            std::thread::spawn(move || {
+                let _ = done.send(mounts::unmount(&place, Detach::Lazily));
+            });
+            let _ = outcome.recv_timeout(DEATH_TIMEOUT);
+        }
+        let _ = std::fs::remove_file(&socket);
+        std::process::exit(1);
+    })
+}
+
+fn control_runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(4)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context("cannot start the control thread")
+}
+
+fn watch_signals(runtime: &Runtime, ends: &mpsc::Sender<End>) -> Result<()> {
+    let _entered = runtime.enter();
+    let signals = [
+        (SignalKind::terminate(), "SIGTERM"),
+        (SignalKind::interrupt(), "SIGINT"),
+        (SignalKind::hangup(), "SIGHUP"),
+    ];
+    for (kind, name) in signals {
+        let mut stream = signal(kind).with_context(|| format!("cannot handle {name}"))?;
+        let ends = ends.clone();
+        runtime.spawn(async move {
+            while stream.recv().await.is_some() {
+                let _ = ends.send(End::Signal(name));
+            }
+        });
+    }
+    Ok(())
+}
+
+fn watch_session(handle: &Arc<MountHandle<FuseReply>>, ends: mpsc::Sender<End>) -> Result<()> {
+    let handle = handle.clone();
+    std::thread::Builder::new()
+        .name("session-end".into())
+        .spawn(move || {
+            let _ = ends.send(End::Session(handle.wait()));
+        })
+        .map(drop)
+        .context("cannot start a thread")
+}
+
+/// Waits until the mount answers.
+fn answers(place: &Path) -> Result<()> {
+    let (done, outcome) = mpsc::channel();
+    let path = place.to_owned();
+    std::thread::spawn(move || {
+        let _ = done.send(std::fs::metadata(&path));
+    });
+    match outcome.recv_timeout(ANSWER_TIMEOUT) {
+        Ok(result) => result
+            .map(drop)
+            .with_context(|| format!("the mount at {} does not work", place.display())),
+        Err(_) => Err(anyhow!(
+            "the mount at {} does not answer within {} s",
+            place.display(),
+            ANSWER_TIMEOUT.as_secs()
+        )),
+    }
+}

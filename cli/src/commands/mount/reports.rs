@@ -1,0 +1,141 @@
+//! What a mount tells through its control socket.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::client::Client;
+use forebay_engine::stats::CoreStats;
+use forebay_fuse::{FuseReply, Namespace};
+
+use crate::args::MountArgs;
+use crate::assembly::Assembly;
+use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
+use crate::control::server::Reports;
+use crate::host::core_stats;
+use crate::host::cores::Spin;
+
+/// How long cores may take to tell their counters.
+const CORES_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A mount's reports.
+pub struct MountReports {
+    client: Client<FuseReply>,
+    namespace: Arc<Namespace<FuseReply>>,
+    since: Instant,
+    fixed: StatusReport,
+}
+
+impl MountReports {
+    /// Reports of the mount of `assembly` at `place`, which answers from now on.
+    pub fn new(
+        args: &MountArgs,
+        place: &Path,
+        assembly: &Assembly<FuseReply>,
+        namespace: Arc<Namespace<FuseReply>>,
+    ) -> Self {
+        let config = assembly.engine.config();
+        let spin = match config.cores.spin {
+            Spin::Forever => "always",
+            Spin::For(Duration::ZERO) => "never",
+            Spin::For(_) => "briefly",
+        };
+        let log_file = args.log_file.clone().filter(|_| args.daemon);
+        let fixed = StatusReport {
+            mount_point: place.to_owned(),
+            source: args.source.to_string(),
+            endpoint: assembly.bucket.endpoint.clone(),
+            region: assembly.origin.region().to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_seconds: 0.0,
+            core_cpus: config.cores.cpus.clone(),
+            spin: spin.to_owned(),
+            io_timeout_ms: u64::try_from(config.io_timeout.as_millis()).unwrap_or(u64::MAX),
+            memory: MemoryStatus {
+                limit_bytes: config.memory.total_bytes,
+                ..MemoryStatus::default()
+            },
+            log_file,
+        };
+        Self {
+            client: assembly.engine.client(),
+            namespace,
+            since: Instant::now(),
+            fixed,
+        }
+    }
+}
+
+impl Reports for MountReports {
+    fn status(&self) -> StatusReport {
+        let mut all = CoreStats::default();
+        core_stats(&self.client, CORES_TIMEOUT)
+            .iter()
+            .for_each(|core| all.add(core));
+        let memory = MemoryStatus {
+            arena_bytes: all.memory_bytes,
+            cached_bytes: all.memory_used_bytes,
+            in_flight_bytes: all.memory_in_flight_bytes,
+            resident_bytes: resident_bytes(),
+            ..self.fixed.memory.clone()
+        };
+        StatusReport {
+            uptime_seconds: self.since.elapsed().as_secs_f64(),
+            memory,
+            ..self.fixed.clone()
+        }
+    }
+
+    fn stats(&self) -> StatsReport {
+        let cores = core_stats(&self.client, CORES_TIMEOUT);
+        StatsReport::new(
+            &cores,
+            namespace_counts(&self.namespace),
+            self.since.elapsed().as_secs_f64(),
+        )
+    }
+}
+
+fn namespace_counts(namespace: &Namespace<FuseReply>) -> NamespaceCounts {
+    let stats = namespace.stats();
+    let counters = [
+        ("inodes", stats.inodes),
+        ("known_names", stats.known_names),
+        ("open_files", stats.open_files),
+        ("open_directories", stats.open_directories),
+        ("lookups", stats.lookups),
+        ("lookups_remembered", stats.lookups_remembered),
+        ("revalidations", stats.revalidations),
+        ("superseded", stats.superseded),
+        ("pages_listed", stats.pages_listed),
+        ("reads_refused", stats.reads_refused),
+        ("read_ahead_bytes", stats.read_ahead_bytes),
+    ];
+    NamespaceCounts {
+        counters: counters
+            .map(|(name, count)| (name.to_owned(), count))
+            .into(),
+        left_out: stats
+            .left_out
+            .into_iter()
+            .map(|(kind, count)| (kind.name().to_owned(), count))
+            .collect(),
+    }
+}
+
+/// Resident memory of this process; 0 when the kernel does not tell.
+fn resident_bytes() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn this_process_is_resident() {
+        assert!(super::resident_bytes() > 1 << 20);
+    }
+}

@@ -1,0 +1,224 @@
+//! `forebay status`: the mounts of this machine, or more of one.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::choose;
+use crate::args::StatusArgs;
+use crate::control::client::living;
+use crate::control::report::StatusReport;
+use crate::control::sockets::runtime_dir;
+use crate::mounts::{MountEntry, mount_table};
+use crate::output::{json, print, table};
+use crate::units::{Bytes, show_duration};
+
+/// One element of `status --json`: a mount that answers, or one that does not.
+#[derive(Debug, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+enum Listed {
+    /// The daemon answers; its report's keys follow.
+    Mounted(Box<StatusReport>),
+    /// In the mount table, but no daemon of this user answers for it.
+    NoAnswer {
+        mount_point: PathBuf,
+        source: String,
+    },
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// When the named mount is not there or does not answer.
+pub fn run(args: &StatusArgs) -> Result<()> {
+    if let Some(path) = &args.mount_point {
+        let (_, status) = choose(Some(path))?;
+        let text = match args.json {
+            true => json(&Listed::Mounted(Box::new(status)), true)?,
+            false => details(&status),
+        };
+        return print(&text).map(drop);
+    }
+    let mounts = list()?;
+    let text = match (args.json, mounts.as_slice()) {
+        (true, _) => json(&mounts, true)?,
+        (false, []) => "no Forebay mounts\n".into(),
+        (false, [Listed::Mounted(status)]) => details(status),
+        (false, _) => overview(&mounts),
+    };
+    print(&text).map(drop)
+}
+
+fn list() -> Result<Vec<Listed>> {
+    let daemons = living(&runtime_dir());
+    let answering: BTreeSet<PathBuf> = daemons
+        .iter()
+        .map(|(_, status)| status.mount_point.clone())
+        .collect();
+    let silent = |entry: &MountEntry| entry.is_forebay() && !answering.contains(&entry.mount_point);
+    let mut mounts: Vec<Listed> = daemons
+        .into_iter()
+        .map(|(_, status)| Listed::Mounted(Box::new(status)))
+        .collect();
+    mounts.extend(
+        mount_table()?
+            .into_iter()
+            .filter(silent)
+            .map(|entry| Listed::NoAnswer {
+                mount_point: entry.mount_point,
+                source: entry.source,
+            }),
+    );
+    Ok(mounts)
+}
+
+fn uptime(status: &StatusReport) -> String {
+    show_duration(Duration::try_from_secs_f64(status.uptime_seconds).unwrap_or_default())
+}
+
+fn overview(mounts: &[Listed]) -> String {
+    let header = [
+        "MOUNT POINT",
+        "SOURCE",
+        "STATE",
+        "UP",
+        "CORES",
+        "MEMORY",
+        "CACHED",
+        "PID",
+        "VERSION",
+    ];
+    let mut rows = vec![header.map(str::to_owned).to_vec()];
+    rows.extend(mounts.iter().map(|mount| match mount {
+        Listed::Mounted(status) => vec![
+            status.mount_point.display().to_string(),
+            status.source.clone(),
+            "mounted".into(),
+            uptime(status),
+            status.core_cpus.len().to_string(),
+            Bytes(status.memory.limit_bytes).to_string(),
+            Bytes(status.memory.cached_bytes).to_string(),
+            status.pid.to_string(),
+            status.version.clone(),
+        ],
+        Listed::NoAnswer {
+            mount_point,
+            source,
+        } => {
+            vec![
+                mount_point.display().to_string(),
+                source.clone(),
+                "no answer".into(),
+            ]
+        }
+    }));
+    let mut text = table(&rows, &[3, 4, 5, 6, 7]);
+    if mounts
+        .iter()
+        .any(|mount| matches!(mount, Listed::NoAnswer { .. }))
+    {
+        text.push_str(
+            "no answer: the daemon was killed (`forebay umount` cleans up) or is another user's\n",
+        );
+    }
+    text
+}
+
+fn details(status: &StatusReport) -> String {
+    let cpus: Vec<String> = status
+        .core_cpus
+        .iter()
+        .map(|cpu| cpu.map_or("any".into(), |cpu| cpu.to_string()))
+        .collect();
+    let memory = &status.memory;
+    let rows: [(&str, String); 11] = [
+        ("mount point", status.mount_point.display().to_string()),
+        ("source", status.source.clone()),
+        (
+            "endpoint",
+            format!("{} (region {})", status.endpoint, status.region),
+        ),
+        ("up", uptime(status)),
+        ("version", status.version.clone()),
+        ("pid", status.pid.to_string()),
+        (
+            "engine cores",
+            format!(
+                "{} (CPU {}; spin {})",
+                cpus.len(),
+                cpus.join(", "),
+                status.spin
+            ),
+        ),
+        (
+            "memory",
+            format!(
+                "limit {}, buffers {}, cached {}, in flight {}",
+                Bytes(memory.limit_bytes),
+                Bytes(memory.arena_bytes),
+                Bytes(memory.cached_bytes),
+                Bytes(memory.in_flight_bytes)
+            ),
+        ),
+        ("resident", Bytes(memory.resident_bytes).to_string()),
+        (
+            "io timeout",
+            show_duration(Duration::from_millis(status.io_timeout_ms)),
+        ),
+        (
+            "log",
+            status
+                .log_file
+                .as_ref()
+                .map_or("standard error".into(), |path| path.display().to_string()),
+        ),
+    ];
+    let rows: Vec<Vec<String>> = rows
+        .into_iter()
+        .map(|(name, value)| vec![name.to_owned(), value])
+        .collect();
+    table(&rows, &[])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> StatusReport {
+        StatusReport {
+            mount_point: "/data".into(),
+            source: "s3://b/p/".into(),
+            core_cpus: vec![Some(3), None],
+            ..StatusReport::default()
+        }
+    }
+
+    #[test]
+    fn a_mount_that_answers_and_one_that_does_not() {
+        let mounts = [
+            Listed::Mounted(Box::new(status())),
+            Listed::NoAnswer {
+                mount_point: "/dead".into(),
+                source: "s3://x/".into(),
+            },
+        ];
+        let text = overview(&mounts);
+        assert!(
+            text.contains("/data") && text.contains("/dead") && text.contains("umount"),
+            "{text}"
+        );
+        let value: serde_json::Value = serde_json::from_str(&json(&mounts, true).unwrap()).unwrap();
+        assert_eq!(value[0]["state"], "mounted");
+        assert_eq!(value[0]["mount_point"], "/data");
+        assert_eq!(value[1]["state"], "no_answer");
+    }
+
+    #[test]
+    fn details_name_every_core() {
+        let text = details(&status());
+        assert!(text.contains("CPU 3, any"), "{text}");
+    }
+}

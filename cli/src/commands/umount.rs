@@ -1,0 +1,164 @@
+//! `forebay umount`: ends a mount, waits for its daemon, cleans up after a killed one.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::args::UmountArgs;
+use crate::control::client::ControlClient;
+use crate::control::sockets::{is_alive, remove_stale, runtime_dir, socket_path};
+use crate::mounts::{self, Detach, PlaceState};
+
+/// How long a daemon may take to end after its mount is gone.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long `--lazy` waits before it leaves the daemon to its last users.
+const LAZY_TIMEOUT: Duration = Duration::from_secs(1);
+/// Users of a busy mount that are named.
+const USERS_MAX: usize = 5;
+
+/// Runs the command.
+///
+/// # Errors
+/// When nothing of ours is mounted there, it is in use, or the daemon does not end.
+pub fn run(args: &UmountArgs) -> Result<()> {
+    let path = mounts::spelled(&args.mount_point)?;
+    let socket = socket_path(&runtime_dir(), &path);
+    let entry = mounts::mount_at(&path)?;
+    let daemon = Daemon::find(&socket);
+    match &entry {
+        Some(entry) if entry.is_forebay() => detach(&path, args.lazy)?,
+        Some(entry) => bail!(
+            "{} is a mount of {} ({}), not of Forebay: use `umount`",
+            path.display(),
+            entry.source,
+            entry.kind
+        ),
+        None if daemon.is_some() => {}
+        None if remove_stale(&socket).unwrap_or(false) => {
+            eprintln!(
+                "forebay: removed what a killed daemon had left of {}",
+                path.display()
+            );
+            return Ok(());
+        }
+        None => bail!("nothing is mounted at {}", path.display()),
+    }
+    if let Some(daemon) = daemon {
+        daemon.wait(&path, args.lazy)?;
+    }
+    remove_stale(&socket).with_context(|| format!("cannot remove {}", socket.display()))?;
+    Ok(())
+}
+
+/// Takes the mount away; a dead one although files are open in it.
+fn detach(path: &Path, lazy: bool) -> Result<()> {
+    let how = if lazy {
+        Detach::Lazily
+    } else {
+        Detach::WhenUnused
+    };
+    match mounts::unmount(path, how) {
+        Ok(()) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+            if matches!(mounts::place_state(path), Ok(PlaceState::Dead(_))) {
+                return clean_up(path);
+            }
+            bail!(
+                "{} is busy{}: end what uses it, or give --lazy to take it away now and let the \
+                 daemon end with its last user",
+                path.display(),
+                users_text(path)
+            )
+        }
+        Err(error) => Err(error).with_context(|| format!("cannot unmount {}", path.display())),
+    }
+}
+
+/// Detaches the mount of a daemon that is gone.
+///
+/// # Errors
+/// When the kernel or `fusermount3` refuses.
+pub fn clean_up(path: &Path) -> Result<()> {
+    mounts::unmount(path, Detach::Lazily).with_context(|| {
+        format!("cannot clean up the mount at {} whose daemon is gone: try as the user who mounted it, or as root", path.display())
+    })
+}
+
+fn users_text(path: &Path) -> String {
+    let users = mounts::users_of(path, USERS_MAX + 1);
+    if users.is_empty() {
+        return String::new();
+    }
+    let mut names: Vec<String> = users
+        .iter()
+        .take(USERS_MAX)
+        .map(|user| format!("{} ({})", user.pid, user.name))
+        .collect();
+    if users.len() > USERS_MAX {
+        names.push("others".into());
+    }
+    format!(", used by process {}", names.join(", "))
+}
+
+/// A daemon that is alive, and what tells when it has ended.
+#[derive(Debug)]
+struct Daemon {
+    pid: u32,
+    end: Option<OwnedFd>,
+}
+
+impl Daemon {
+    fn find(socket: &Path) -> Option<Self> {
+        if !is_alive(socket) {
+            return None;
+        }
+        let status = ControlClient::new(socket.to_owned()).status();
+        let status = status
+            .map_err(|error| eprintln!("forebay: {error:#}"))
+            .ok()?;
+        let pid = i32::try_from(status.pid).ok().and_then(Pid::from_raw);
+        let end = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Some(Self {
+            pid: status.pid,
+            end,
+        })
+    }
+
+    fn wait(&self, path: &Path, lazy: bool) -> Result<()> {
+        let Some(end) = &self.end else { return Ok(()) };
+        let timeout = if lazy { LAZY_TIMEOUT } else { END_TIMEOUT };
+        if has_ended(end, timeout) {
+            return Ok(());
+        }
+        if lazy {
+            eprintln!(
+                "forebay: {} is still in use; daemon {} ends with its last user",
+                path.display(),
+                self.pid
+            );
+            return Ok(());
+        }
+        bail!(
+            "{} is unmounted, but its daemon {} has not ended within {} s: see its log, end it with `kill {}`",
+            path.display(),
+            self.pid,
+            timeout.as_secs(),
+            self.pid
+        )
+    }
+}
+
+/// A process's descriptor is readable once the process has ended.
+fn has_ended(process: &OwnedFd, timeout: Duration) -> bool {
+    let timeout = Timespec {
+        tv_sec: timeout.as_secs() as i64,
+        tv_nsec: timeout.subsec_nanos().into(),
+    };
+    let mut fds = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,13 @@
+//! The control API of a mount: HTTP over a Unix socket of its own.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`report`] | what `/status` and `/stats` answer: the keys of `--json` |
+//! | [`sockets`] | where sockets lie, and which of them are alive |
+//! | [`server`] | answers on the mount's side |
+//! | [`client`] | asks, on the command's side |
+
+pub mod client;
+pub mod report;
+pub mod server;
+pub mod sockets;
