@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use forebay_tests::sim::scenario::{Scenario, Weather};
-use forebay_tests::sim::world;
+use forebay_tests::sim::world::{self, Passed};
 
 /// Seeds in one run of this test.
 const SEEDS: u64 = 200;
@@ -38,18 +38,28 @@ fn seeds() -> Vec<u64> {
 #[test]
 fn two_hundred_seeds() {
     let began = Instant::now();
-    let (mut events, mut evictions, mut retries, mut errors) = (0, 0, 0, 0);
-    for seed in seeds() {
-        match world::run(Scenario::from_seed(seed), false) {
-            Ok(passed) => {
-                events += passed.events;
-                evictions += passed.stats.evictions;
-                retries += passed.stats.retries;
-                errors += passed.stats.read_errors;
-            }
-            Err(failed) => panic!("\n{failed}"),
-        }
-    }
+    let seeds = seeds();
+    let threads = std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
+    // Each run is single-threaded and knows nothing of the others.
+    let passed: Vec<Passed> = std::thread::scope(|scope| {
+        let run = |seed: &u64| {
+            world::run(Scenario::from_seed(*seed), false)
+                .unwrap_or_else(|failed| panic!("\n{failed}"))
+        };
+        let shares = seeds.chunks(seeds.len().div_ceil(threads));
+        let runs: Vec<_> = shares
+            .map(|share| scope.spawn(move || share.iter().map(run).collect::<Vec<_>>()))
+            .collect();
+        runs.into_iter()
+            .flat_map(|run| run.join().expect("a seed failed: see above"))
+            .collect()
+    });
+    let sum = |count: fn(&Passed) -> u64| passed.iter().map(count).sum::<u64>();
+    let (events, evictions) = (sum(|run| run.events), sum(|run| run.stats.evictions));
+    let (retries, errors) = (
+        sum(|run| run.stats.retries),
+        sum(|run| run.stats.read_errors),
+    );
     let took = began.elapsed();
     println!(
         "{SEEDS} seeds, {events} events, {evictions} evictions, {retries} retries, \

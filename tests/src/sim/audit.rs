@@ -10,8 +10,8 @@ use forebay_engine::ports::Time;
 use forebay_engine::stats::{CoreStats, Reason};
 
 use super::board::{Answered, DEADLINE_SLACK, Outcome, Question};
-use super::origin::OriginStore;
 use super::scenario::{Scenario, Weather};
+use super::store::OriginStore;
 
 /// What a run has come to.
 #[derive(Debug, Default)]

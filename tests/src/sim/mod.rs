@@ -8,7 +8,9 @@
 //! | [`board`] | what was asked, what was answered, what is wrong with an answer |
 //! | [`audit`] | what must hold for a whole run |
 //! | [`bucket`] | objects whose bytes follow from their identity |
-//! | [`origin`], [`device`], [`network`] | the simulated ports |
+//! | [`store`], [`origin`] | the simulated object store, and one core's client of it |
+//! | [`device`], [`network`] | a simulated disk and network: seams for the disk tier and the group |
+//! | `seat` | a core and when it has a reason to turn |
 //! | [`clock`], [`rng`], [`schedule`], [`trace`] | time, chance, order, and the event hash |
 //!
 //! `cargo run -p forebay-tests --bin forebay-sim -- --seed N --verbose` replays one seed.
@@ -20,11 +22,16 @@ pub mod bucket;
 pub mod clock;
 pub mod device;
 
+pub mod network;
 pub mod origin;
 #[cfg(test)]
 mod proofs;
 pub mod rng;
 pub mod scenario;
 pub mod schedule;
+mod seat;
+pub mod store;
 pub mod trace;
 pub mod world;
+
+pub use seat::SimPlatform;

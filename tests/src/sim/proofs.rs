@@ -1,8 +1,8 @@
 //! Proof that the checkers can fail: each planted defect must be seen, and be called by its name.
 
 use super::board::ReplyDefect;
-use super::origin::OriginDefect;
 use super::scenario::{Defect, Scenario, Weather};
+use super::store::OriginDefect;
 use super::world;
 
 const SEEDS: u64 = 12;

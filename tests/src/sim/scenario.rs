@@ -8,8 +8,8 @@ use forebay_engine::limits::{
 
 use super::actor::Habit;
 use super::board::ReplyDefect;
-use super::origin::{OriginDefect, OriginFaults, OriginProfile};
 use super::rng::SimRng;
+use super::store::{OriginDefect, OriginFaults, OriginProfile};
 
 /// What kind of run it is: decides what the audit may demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

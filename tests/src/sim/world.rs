@@ -7,17 +7,13 @@ use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Wake, Waker};
 use std::time::Duration;
 
-use forebay_engine::arena::Arena;
 use forebay_engine::client::Client;
-use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
+use forebay_engine::core::Budget;
 use forebay_engine::identity::ObjectVersion;
 use forebay_engine::limits::READ_BYTES_MAX;
-use forebay_engine::ports::{Clock, Full, NoDevice, NoTransport, Platform, Solo, Time};
-use forebay_engine::ring::{CoreRing, Doorbell};
+use forebay_engine::ports::{Clock, Full, Time};
 use forebay_engine::stats::CoreStats;
 use parking_lot::Mutex;
 
@@ -26,10 +22,11 @@ use super::audit::{Facts, parts, sub_blocks};
 use super::board::{Asked, Board, Question, Ticket};
 use super::bucket::SimBucket;
 use super::clock::SimClock;
-use super::origin::{OriginStore, SimOrigin};
 use super::rng::SimRng;
 use super::scenario::{Defect, Scenario, Weather};
 use super::schedule::Schedule;
+use super::seat::{Seat, seat};
+use super::store::OriginStore;
 use super::trace::Trace;
 
 /// Turns that the cores may take together before time must move.
@@ -40,20 +37,6 @@ const RUN_TIME_MAX: Duration = Duration::from_secs(3_600);
 const FINAL_READ_BYTES: u32 = 32 << 10;
 /// Reads under way at the end at a time.
 const FINAL_READS: usize = 8;
-
-/// The ports of a simulated core. There are no disks and no peers in this version of the engine.
-#[derive(Debug)]
-pub struct SimPlatform;
-
-impl Platform for SimPlatform {
-    type Device = NoDevice;
-    type Transport = NoTransport;
-    type Origin = SimOrigin;
-    type Membership = Solo;
-    type Clock = SimClock;
-    type Rng = SimRng;
-    type Reply = Ticket;
-}
 
 /// What a run that went well came to.
 #[derive(Clone, Debug)]
@@ -98,40 +81,6 @@ impl fmt::Display for Failed {
             "replay: cargo run -p forebay-tests --bin forebay-sim -- --seed {} --verbose",
             self.seed
         )
-    }
-}
-
-#[derive(Debug, Default)]
-struct Bell(AtomicBool);
-
-impl Wake for Bell {
-    fn wake(self: Arc<Self>) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A core with what decides when it turns. It turns only for a reason that a thread in production
-/// would wake for, so a wrong `wake_at` shows as a late answer.
-struct Seat {
-    core: Core<SimPlatform>,
-    origin: SimOrigin,
-    doorbell: Arc<Doorbell>,
-    bell: Arc<Bell>,
-    progressed: bool,
-    wake_at: Time,
-}
-
-impl Seat {
-    fn is_due(&self, now: Time) -> bool {
-        self.progressed
-            || self.bell.0.load(Ordering::Relaxed)
-            || self.wake_at <= now
-            || self.origin.next_at().is_some_and(|at| at <= now)
-    }
-
-    fn next_at(&self) -> Option<Time> {
-        let wake_at = Some(self.wake_at).filter(|at| *at != Time::NEVER);
-        [wake_at, self.origin.next_at()].into_iter().flatten().min()
     }
 }
 
@@ -346,15 +295,7 @@ impl World {
         } else {
             Budget::default()
         };
-        let seat = &mut self.seats[number];
-        seat.bell.0.store(false, Ordering::Relaxed);
-        seat.doorbell.announce_awake();
-        let turn = seat.core.turn(budget);
-        seat.progressed = turn.progressed;
-        seat.wake_at = turn.wake_at;
-        if !turn.progressed {
-            seat.doorbell.announce_sleep();
-        }
+        self.seats[number].turn(budget);
     }
 
     fn handle_answers(&mut self) -> Result<bool, String> {
@@ -598,54 +539,4 @@ fn plant(scenario: &Scenario, board: &Arc<Board>, store: &Rc<RefCell<OriginStore
         Some(Defect::Origin(defect)) => store.borrow_mut().defect = Some(defect),
         None => {}
     }
-}
-
-fn seat(
-    core: usize,
-    scenario: &Scenario,
-    clock: &SimClock,
-    trace: &Trace,
-    store: &Rc<RefCell<OriginStore>>,
-) -> io::Result<(Seat, Arc<CoreRing<Ticket>>)> {
-    let seed = scenario.seed;
-    let bell: Arc<Bell> = Arc::default();
-    let doorbell = Doorbell::new(Waker::from(bell.clone()));
-    doorbell.announce_sleep();
-    let ring = CoreRing::new(doorbell.clone());
-    let profile = scenario.origin.clone();
-    let origin = SimOrigin::new(
-        core,
-        seed,
-        clock.clone(),
-        profile,
-        store.clone(),
-        trace.clone(),
-    );
-    let parts = Parts::<SimPlatform> {
-        device: NoDevice::default(),
-        transport: NoTransport::default(),
-        origin: origin.clone(),
-        membership: Solo,
-        clock: clock.clone(),
-        rng: SimRng::component(seed, "core", core as u64),
-        arena: Arena::new(scenario.arena_bytes)?,
-        ring: ring.clone(),
-    };
-    let config = CoreConfig {
-        core,
-        cores: scenario.cores,
-        io_timeout: scenario.io_timeout,
-    };
-    let core = Core::new(parts, config);
-    Ok((
-        Seat {
-            core,
-            origin,
-            doorbell,
-            bell,
-            progressed: false,
-            wake_at: Time::NEVER,
-        },
-        ring,
-    ))
 }

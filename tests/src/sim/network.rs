@@ -1,0 +1,439 @@
+//! A simulated network between cores: delays, resets, partitions, credits, garbled answers, and
+//! remote writes that land late.
+//!
+//! It behaves as verbs do: an answer is a remote write into the asker's lease. A fetch that is given
+//! up keeps its lease until its connection is flushed, and only then does the lease go back; a write
+//! that would land later is dropped with the connection. The engine of this version has no peers:
+//! the transport is proven by its conformance suite and waits for them.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fmt;
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_engine::arena::Lease;
+use forebay_engine::limits::PAGE_BYTES;
+use forebay_engine::ports::{
+    Clock, FetchStatus, FetchTag, Full, Payload, PeerFetch, PeerId, RequestHandle, Time, Transport,
+    TransportError, TransportEvent, TransportOp,
+};
+
+use super::clock::SimClock;
+use super::rng::SimRng;
+use super::schedule::{EventKey, Schedule};
+
+/// How the network behaves. Chances are per mille of the messages.
+#[derive(Clone, Debug)]
+pub struct NetProfile {
+    /// Time of one message: from, to.
+    pub delay: (Duration, Duration),
+    /// Fetches that one core may have under way at one peer.
+    pub credits: usize,
+    /// Time to flush a connection.
+    pub flush: Duration,
+    /// What goes wrong.
+    pub faults: NetFaults,
+    /// A deliberate defect: leases go back at the deadline, before the connection is flushed.
+    pub returns_unflushed: bool,
+}
+
+/// What goes wrong, each per mille of the messages.
+#[derive(Clone, Debug, Default)]
+pub struct NetFaults {
+    /// The connection is reset.
+    pub reset: u32,
+    /// The message is never seen again.
+    pub lost: u32,
+    /// The answer breaks the protocol.
+    pub garbled: u32,
+    /// A thousand times the delay.
+    pub late: u32,
+    /// `Full`, while other fetches are under way.
+    pub full: u32,
+}
+
+/// Names a fetch in the whole network.
+type FetchKey = (PeerId, FetchTag);
+
+struct Fetch {
+    peer: PeerId,
+    request: PeerFetch,
+    lease: Lease,
+    deadline: EventKey,
+    /// Why it will end, once its connection is flushed.
+    ending: Option<TransportError>,
+}
+
+enum Happening {
+    Arrives(FetchKey),
+    Lands(Landing),
+    GivenUp(FetchKey, TransportError),
+    Flushed(FetchKey),
+}
+
+struct Landing {
+    server: PeerId,
+    handle: RequestHandle,
+    asker: Option<FetchKey>,
+    status: FetchStatus,
+    payload: Option<Payload>,
+}
+
+struct Net {
+    clock: SimClock,
+    rng: SimRng,
+    profile: NetProfile,
+    inboxes: BTreeMap<PeerId, VecDeque<TransportEvent>>,
+    fetches: BTreeMap<FetchKey, Fetch>,
+    asked: BTreeMap<(PeerId, RequestHandle), FetchKey>,
+    partitions: BTreeSet<(PeerId, PeerId)>,
+    plan: Schedule<Happening>,
+    handles: u64,
+    unflushed: BTreeSet<FetchKey>,
+    stray_writes: u64,
+}
+
+/// The network; clones are the same one.
+#[derive(Clone)]
+pub struct SimNetwork(Rc<RefCell<Net>>);
+
+/// One core's end of the network.
+pub struct SimTransport {
+    net: Rc<RefCell<Net>>,
+    me: PeerId,
+}
+
+impl fmt::Debug for SimNetwork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimNetwork").finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for SimTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimTransport")
+            .field("me", &self.me)
+            .finish_non_exhaustive()
+    }
+}
+
+impl SimNetwork {
+    /// A network without members.
+    pub fn new(profile: NetProfile, clock: SimClock, seed: u64) -> Self {
+        Self(Rc::new(RefCell::new(Net {
+            clock,
+            rng: SimRng::component(seed, "network", 0),
+            profile,
+            inboxes: BTreeMap::new(),
+            fetches: BTreeMap::new(),
+            asked: BTreeMap::new(),
+            partitions: BTreeSet::new(),
+            plan: Schedule::default(),
+            handles: 0,
+            unflushed: BTreeSet::new(),
+            stray_writes: 0,
+        })))
+    }
+
+    /// A new member.
+    pub fn join(&self, me: PeerId) -> SimTransport {
+        self.0.borrow_mut().inboxes.insert(me, VecDeque::new());
+        SimTransport {
+            net: self.0.clone(),
+            me,
+        }
+    }
+
+    /// Cuts, or mends, all that travels from `from` to `to`.
+    pub fn partition(&self, from: PeerId, to: PeerId, cut: bool) {
+        let mut net = self.0.borrow_mut();
+        if cut {
+            net.partitions.insert((from, to))
+        } else {
+            net.partitions.remove(&(from, to))
+        };
+    }
+
+    /// When something happens next; none when nothing is under way.
+    pub fn next_at(&self) -> Option<Time> {
+        self.0.borrow().plan.next_at()
+    }
+
+    /// Remote writes that would have landed in a lease after it went back. Always 0, but for a
+    /// deliberate defect.
+    pub fn stray_writes(&self) -> u64 {
+        self.0.borrow().stray_writes
+    }
+}
+
+impl Transport for SimTransport {
+    fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        let mut net = self.net.borrow_mut();
+        match op {
+            TransportOp::Fetch {
+                tag,
+                peer,
+                request,
+                lease,
+                deadline,
+            } => {
+                if !net.has_credit(self.me, peer) {
+                    return Err(Full(TransportOp::Fetch {
+                        tag,
+                        peer,
+                        request,
+                        lease,
+                        deadline,
+                    }));
+                }
+                net.ask((self.me, tag), peer, request, lease, deadline);
+            }
+            TransportOp::Answer {
+                handle,
+                status,
+                payload,
+            } => {
+                let asker = net.asked.remove(&(self.me, handle));
+                let landing = Landing {
+                    server: self.me,
+                    handle,
+                    asker,
+                    status,
+                    payload,
+                };
+                let at = net.arrival();
+                net.plan.push(at, Happening::Lands(landing));
+            }
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<TransportEvent> {
+        let mut net = self.net.borrow_mut();
+        net.advance();
+        net.inboxes.get_mut(&self.me)?.pop_front()
+    }
+
+    fn cancel(&mut self, tag: FetchTag) {
+        let mut net = self.net.borrow_mut();
+        let key = (self.me, tag);
+        if net.fetches.contains_key(&key) {
+            let now = net.clock.now();
+            net.plan
+                .push(now, Happening::GivenUp(key, TransportError::Cancelled));
+        }
+    }
+}
+
+impl Net {
+    fn has_credit(&mut self, me: PeerId, peer: PeerId) -> bool {
+        let mine = self
+            .fetches
+            .iter()
+            .filter(|(key, fetch)| key.0 == me && fetch.peer == peer);
+        let under_way = mine.count();
+        let busy = under_way > 0 && self.rng.chance(self.profile.faults.full);
+        under_way < self.profile.credits && !busy
+    }
+
+    fn arrival(&mut self) -> Time {
+        let (shortest, longest) = self.profile.delay;
+        let nanos = self
+            .rng
+            .between(shortest.as_nanos() as u64, longest.as_nanos() as u64);
+        let late = if self.rng.chance(self.profile.faults.late) {
+            1_000
+        } else {
+            1
+        };
+        self.clock.now() + Duration::from_nanos(nanos) * late
+    }
+
+    fn ask(
+        &mut self,
+        key: FetchKey,
+        peer: PeerId,
+        request: PeerFetch,
+        lease: Lease,
+        deadline: Time,
+    ) {
+        let at = self.arrival();
+        let first = match self.inboxes.contains_key(&peer) {
+            true => Happening::Arrives(key),
+            false => Happening::GivenUp(key, TransportError::Unreachable),
+        };
+        self.plan.push(at, first);
+        let deadline = deadline.max(self.clock.now());
+        let deadline = self
+            .plan
+            .push(deadline, Happening::GivenUp(key, TransportError::Timeout));
+        self.fetches.insert(
+            key,
+            Fetch {
+                peer,
+                request,
+                lease,
+                deadline,
+                ending: None,
+            },
+        );
+    }
+
+    fn advance(&mut self) {
+        let now = self.clock.now();
+        while let Some((at, happening)) = self.plan.pop_due(now) {
+            match happening {
+                Happening::Arrives(key) => self.arrive(key, at),
+                Happening::Lands(landing) => self.land(landing, at),
+                Happening::GivenUp(key, error) => self.give_up(key, error, at),
+                Happening::Flushed(key) => self.flushed(key),
+            }
+        }
+    }
+
+    fn arrive(&mut self, key: FetchKey, at: Time) {
+        let Some(fetch) = self.fetches.get(&key) else {
+            return;
+        };
+        let (peer, request) = (fetch.peer, fetch.request);
+        if self.rng.chance(self.profile.faults.reset) {
+            return self.reset(key.0, peer, at);
+        }
+        if self.partitions.contains(&(key.0, peer)) || self.rng.chance(self.profile.faults.lost) {
+            return;
+        }
+        self.handles += 1;
+        let handle = RequestHandle(self.handles);
+        self.asked.insert((peer, handle), key);
+        if let Some(inbox) = self.inboxes.get_mut(&peer) {
+            inbox.push_back(TransportEvent::Request {
+                handle,
+                peer: key.0,
+                request,
+            });
+        }
+    }
+
+    /// An answer arrives: the write into the lease, then the word that it is there.
+    fn land(&mut self, landing: Landing, at: Time) {
+        let Landing {
+            server,
+            handle,
+            asker,
+            status,
+            payload,
+        } = landing;
+        if let Some(key) = asker {
+            let cut = self.partitions.contains(&(server, key.0));
+            let lost = self.rng.chance(self.profile.faults.lost);
+            let garbled = self.rng.chance(self.profile.faults.garbled);
+            if !cut && !lost {
+                self.write(key, status, payload.as_ref(), garbled, at);
+            }
+        }
+        if let Some(inbox) = self.inboxes.get_mut(&server) {
+            inbox.push_back(TransportEvent::Answered { handle, payload });
+        }
+    }
+
+    fn write(
+        &mut self,
+        key: FetchKey,
+        status: FetchStatus,
+        payload: Option<&Payload>,
+        garbled: bool,
+        at: Time,
+    ) {
+        if self.unflushed.contains(&key) && status == FetchStatus::Bytes {
+            self.stray_writes += 1;
+        }
+        let Some(fetch) = self.fetches.get_mut(&key) else {
+            return;
+        };
+        let len_bytes = fetch.lease.len();
+        let whole = match (status, payload) {
+            (FetchStatus::Bytes, Some(payload)) => {
+                let end = payload.start.checked_add(payload.len);
+                let source = end.and_then(|end| payload.bytes.get(payload.start..end));
+                source.filter(|source| {
+                    source.len() == len_bytes
+                        && payload.checksums.len() == len_bytes.div_ceil(PAGE_BYTES)
+                })
+            }
+            (FetchStatus::Bytes, None) => None,
+            (_, None) => Some(&[][..]),
+            (_, Some(_)) => None,
+        };
+        let Some(bytes) = whole.filter(|_| !garbled) else {
+            return self.give_up(key, TransportError::Protocol, at);
+        };
+        fetch.lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        if fetch.ending.is_some() {
+            return; // Landed while the connection was being flushed; the lease was still lent.
+        }
+        let checksums = payload
+            .map(|payload| payload.checksums.clone())
+            .unwrap_or_default();
+        self.end(key, Ok(status), checksums);
+    }
+
+    /// A fetch will not be answered any more. Its connection is flushed before the lease goes back,
+    /// and unless it was cancelled the other fetches on that connection go down with it.
+    fn give_up(&mut self, key: FetchKey, error: TransportError, at: Time) {
+        let Some(fetch) = self
+            .fetches
+            .get_mut(&key)
+            .filter(|fetch| fetch.ending.is_none())
+        else {
+            return;
+        };
+        let peer = fetch.peer;
+        if self.profile.returns_unflushed {
+            self.unflushed.insert(key);
+            return self.end(key, Err(error), Box::default());
+        }
+        fetch.ending = Some(error);
+        self.plan
+            .push(at + self.profile.flush, Happening::Flushed(key));
+        if error != TransportError::Cancelled {
+            self.reset(key.0, peer, at);
+        }
+    }
+
+    fn reset(&mut self, from: PeerId, to: PeerId, at: Time) {
+        for (key, fetch) in &mut self.fetches {
+            if key.0 == from && fetch.peer == to && fetch.ending.is_none() {
+                fetch.ending = Some(TransportError::Unreachable);
+                self.plan
+                    .push(at + self.profile.flush, Happening::Flushed(*key));
+            }
+        }
+    }
+
+    fn flushed(&mut self, key: FetchKey) {
+        if let Some(error) = self.fetches.get(&key).and_then(|fetch| fetch.ending) {
+            self.end(key, Err(error), Box::default());
+        }
+    }
+
+    fn end(
+        &mut self,
+        key: FetchKey,
+        result: Result<FetchStatus, TransportError>,
+        checksums: Box<[u32]>,
+    ) {
+        let Some(fetch) = self.fetches.remove(&key) else {
+            return;
+        };
+        self.plan.remove(fetch.deadline);
+        if let Some(inbox) = self.inboxes.get_mut(&key.0) {
+            inbox.push_back(TransportEvent::Fetched {
+                tag: key.1,
+                lease: fetch.lease,
+                result,
+                checksums,
+            });
+        }
+    }
+}
