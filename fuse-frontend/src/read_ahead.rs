@@ -255,7 +255,7 @@ impl ReadAhead {
         } else if stream.announced < size && stream.announced - stream.next < window / 2 {
             let target = piece_end(
                 stream.announced,
-                (stream.next + window).min(size),
+                stream.next.saturating_add(window).min(size),
                 size,
                 window,
             );
@@ -285,11 +285,11 @@ fn piece_end(from: u64, target: u64, size: u64, window: u64) -> u64 {
         return target;
     }
     let stripe_end = target - target % STRIPE_BYTES as u64;
-    if stripe_end >= from + PIECE_BYTES_MIN {
+    if stripe_end >= from.saturating_add(PIECE_BYTES_MIN) {
         return stripe_end;
     }
     let shortest = PIECE_BYTES_MIN.min(window / 2);
-    if target >= from + shortest {
+    if target >= from.saturating_add(shortest) {
         target
     } else {
         from

@@ -108,6 +108,10 @@ impl Ended {
 }
 
 /// A mount that is being served. Dropping it detaches the mount lazily.
+///
+/// An orderly end: [`MountHandle::unmount`] (lazily when files are open), then
+/// `Client::shutdown`, then [`MountHandle::wait_timeout`] while the cores still turn, for they
+/// answer what the kernel still asks; then the process may exit, which ends what is left.
 #[allow(missing_debug_implementations)]
 pub struct MountHandle<R> {
     path: PathBuf,

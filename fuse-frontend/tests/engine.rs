@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use common::Store;
 use common::core::RealEngine;
@@ -16,11 +17,15 @@ use forebay_fuse::{FuseReply, MountOptions};
 const MIB: usize = 1 << 20;
 
 fn mounted(objects: &[(&str, usize)]) -> Mount<RealEngine<FuseReply>> {
+    mounted_with(objects, Duration::from_secs(30))
+}
+
+fn mounted_with(objects: &[(&str, usize)], io_timeout: Duration) -> Mount<RealEngine<FuseReply>> {
     let store = Store::new();
     for (n, (key, len)) in objects.iter().enumerate() {
         store.put(key, pattern(*len, n as u32));
     }
-    let engine = RealEngine::start(store.clone(), 256 * MIB);
+    let engine = RealEngine::start(store.clone(), 256 * MIB, io_timeout);
     Mount::over(engine, store, "", MountOptions::default())
 }
 
@@ -149,4 +154,91 @@ fn a_changed_object_is_never_mixed() {
     );
     // The failed read has told: no need to wait for the attributes to expire.
     scan(&open(&mount.path("f"), false), &pattern(len, 9));
+}
+
+#[test]
+fn an_origin_that_hangs_is_an_error_by_the_deadline() {
+    if !have_fuse() {
+        return;
+    }
+    let mount = mounted_with(&[("f", MIB), ("d/g", MIB)], Duration::from_millis(500));
+    let file = open(&mount.path("f"), false);
+    mount
+        .engine()
+        .meter
+        .delay_ms
+        .store(60_000, Ordering::Relaxed);
+    let asked = Instant::now();
+    let eio = Some(rustix::io::Errno::IO.raw_os_error());
+    let mut buffer = [0; 4096];
+    assert_eq!(
+        file.read_at(&mut buffer, 0).unwrap_err().raw_os_error(),
+        eio
+    );
+    assert_eq!(
+        std::fs::metadata(mount.path("new"))
+            .unwrap_err()
+            .raw_os_error(),
+        eio
+    );
+    assert_eq!(
+        std::fs::read_dir(mount.path("d"))
+            .map(drop)
+            .unwrap_err()
+            .raw_os_error(),
+        eio
+    );
+    assert!(
+        asked.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        asked.elapsed()
+    );
+    mount.engine().meter.delay_ms.store(0, Ordering::Relaxed);
+    file.read_exact_at(&mut buffer, 0).unwrap();
+    assert!(
+        buffer == pattern(MIB, 0)[..4096],
+        "the failure is not remembered"
+    );
+    assert_eq!(std::fs::read_dir(mount.path("d")).unwrap().count(), 1);
+}
+
+#[test]
+fn a_shutdown_under_load_answers_everyone_and_ends_the_session() {
+    if !have_fuse() {
+        return;
+    }
+    let mount = mounted(&[("f", 64 * MIB)]);
+    let files: Vec<File> = (0..32)
+        .map(|n| open(&mount.path("f"), n % 2 == 0))
+        .collect();
+    mount
+        .engine()
+        .meter
+        .delay_ms
+        .store(60_000, Ordering::Relaxed);
+    let readers: Vec<_> = (0u64..)
+        .zip(files)
+        .map(|(n, file)| {
+            std::thread::spawn(move || {
+                let mut buffer = vec![0; MIB];
+                file.read_at(&mut buffer, n * MIB as u64)
+                    .map_err(|error| error.raw_os_error())
+            })
+        })
+        .collect();
+    wait_until("all reads wait", || {
+        mount.engine().meter.gets.load(Ordering::Relaxed) >= 2
+    });
+    let busy = mount.handle().unmount(false).unwrap_err();
+    assert_eq!(busy.kind(), std::io::ErrorKind::ResourceBusy);
+    mount.handle().unmount(true).unwrap();
+    mount.engine().client.shutdown();
+    for reader in readers {
+        let error = reader.join().unwrap().unwrap_err();
+        assert_eq!(error, Some(rustix::io::Errno::IO.raw_os_error()));
+    }
+    let ended = mount.handle().wait_timeout(Duration::from_secs(10));
+    ended
+        .expect("the session ends with its last open file")
+        .unwrap();
 }

@@ -12,6 +12,7 @@ use std::time::Duration;
 use common::{Engine, Store};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::{OriginErrorKind, ReadError};
+use forebay_engine::limits::RING_ENTRIES;
 use forebay_fuse::namespace::{DirSink, Entry, FileVersion, LeftOut, Namespace, ROOT};
 use forebay_fuse::{MountOptions, ReadReply, reply};
 use fuser::{Errno, FileAttr, FileType};
@@ -497,6 +498,45 @@ fn a_prefix_is_a_root_of_its_own() {
         );
         assert!(fixture.walk("x/y").is_ok());
         assert_eq!(fixture.walk("z").map(drop), Err(Errno::ENOENT));
+    }
+}
+
+#[test]
+fn a_core_that_takes_nothing_makes_errors_and_no_waiting() {
+    let fixture = Fixture::default();
+    fixture.store.put("f", vec![1; 1 << 20]);
+    let number = fixture.walk("f").unwrap().attr.ino.0;
+    let handle = fixture.open(number).unwrap();
+    let pause = fixture.store.pause();
+    let (sender, answers) = channel();
+    let started = std::time::Instant::now();
+    // Random reads: no prefetch takes a place in the ring.
+    let mut refused = 0;
+    for n in 0..(RING_ENTRIES as u64 + 10) {
+        let offset = n.wrapping_mul(7919) % 200 * 4096;
+        let reply = TestReply {
+            sender: sender.clone(),
+            file: None,
+        };
+        fixture.namespace.read(handle, offset + 4096, 100, reply);
+        refused += answers
+            .try_iter()
+            .filter(|answer| *answer == Err(Errno::EIO))
+            .count();
+    }
+    assert!((1..=10).contains(&refused), "{refused} refused");
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+    assert_eq!(fixture.namespace.stats().reads_refused, refused as u64);
+    drop(pause);
+    for _ in refused..RING_ENTRIES + 10 {
+        assert_eq!(
+            answers.recv_timeout(ANSWER_TIMEOUT).unwrap().unwrap().len(),
+            100
+        );
     }
 }
 

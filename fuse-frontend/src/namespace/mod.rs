@@ -1,7 +1,8 @@
 //! The file system without a kernel: inodes, lookups, attributes, directories, handles.
 //!
 //! No operation waits. What needs the origin goes to the engine with a callback; the callback
-//! runs on a core's thread and answers from there, so it is short and never waits either.
+//! runs on a core's thread and answers from there, so it is short and never waits either
+//! (listing pages go on to a helper thread).
 //!
 //! | what the kernel relies on | how it is kept |
 //! |---|---|
@@ -15,6 +16,7 @@
 mod attributes;
 mod directory;
 mod files;
+mod helper;
 mod inodes;
 mod known;
 mod listing;
@@ -48,6 +50,7 @@ use crate::reply::{ReadReply, origin_errno};
 use attributes::Attributes;
 use directory::{After, Directory, Emit, Fetch};
 use files::OpenFile;
+use helper::Helper;
 use inodes::{FileNode, InodeTable, Node};
 use known::{Known, KnownNames};
 use lookup::Join;
@@ -120,6 +123,7 @@ pub struct Namespace<R> {
     directories: Mutex<HashMap<u64, Arc<Directory>>>,
     next_directory: AtomicU64,
     budget: Arc<Budget>,
+    helper: Helper,
     left_out: LeftOutCounters,
     counters: Counters,
 }
@@ -150,6 +154,7 @@ impl<R: ReadReply> Namespace<R> {
             directories: Mutex::new(HashMap::new()),
             next_directory: AtomicU64::new(0),
             budget: Budget::new(options.read_ahead_budget_bytes),
+            helper: Helper::start(),
             left_out: LeftOutCounters::default(),
             counters: Counters::default(),
         })
@@ -433,19 +438,32 @@ impl<R: ReadReply> Namespace<R> {
         let this = self.clone();
         let asked = self.client.now();
         let arrived = move |answer: Result<Arc<ListPage>, OriginError>| {
-            let listed = match &answer {
-                Ok(listed) => Ok(&**listed),
-                Err(error) => Err(origin_errno(error)),
-            };
-            let mut left_out = |kind, n, key: &str| this.left_out.note(kind, n, key, asked);
-            let emitter = Emitter {
-                namespace: &this,
-                directory: &directory,
-            };
-            let after = directory.arrived(page, listed, asked, &emitter, &mut left_out);
-            this.finish_listing(directory.clone(), after);
+            let namespace = this.clone();
+            namespace
+                .helper
+                .run(move || this.page_arrived(directory, page, answer, asked));
         };
         self.list(request, Box::new(arrived));
+    }
+
+    fn page_arrived(
+        self: &Arc<Self>,
+        directory: Arc<Directory>,
+        page: usize,
+        answer: Result<Arc<ListPage>, OriginError>,
+        asked: Time,
+    ) {
+        let listed = match &answer {
+            Ok(listed) => Ok(&**listed),
+            Err(error) => Err(origin_errno(error)),
+        };
+        let mut left_out = |kind, n, key: &str| self.left_out.note(kind, n, key, asked);
+        let emitter = Emitter {
+            namespace: self,
+            directory: &directory,
+        };
+        let after = directory.arrived(page, listed, asked, &emitter, &mut left_out);
+        self.finish_listing(directory, after);
     }
 
     /// Closes a directory.

@@ -108,7 +108,56 @@ impl Origin for MemoryOrigin {
         self.events.pop_front().map(|(_, event)| event)
     }
 
-    fn cancel(&mut self, _tag: OriginTag) {}
+    fn cancel(&mut self, tag: OriginTag) {
+        let cancelled = || OriginError::new(OriginErrorKind::Cancelled, "cancelled");
+        let mut leases = Vec::new();
+        let mut kept = VecDeque::new();
+        for (ready, event) in self.events.drain(..) {
+            kept.push_back(match event {
+                OriginEvent::Filled { tag: of, lease } if of == tag => {
+                    leases.push(lease);
+                    continue;
+                }
+                OriginEvent::GetDone {
+                    tag: of,
+                    mut unfilled,
+                    ..
+                } if of == tag => {
+                    unfilled.append(&mut leases);
+                    let result = Err(cancelled());
+                    (
+                        Time(0),
+                        OriginEvent::GetDone {
+                            tag,
+                            result,
+                            unfilled,
+                            wasted_bytes: 0,
+                        },
+                    )
+                }
+                OriginEvent::Head { tag: of, .. } if of == tag => (
+                    Time(0),
+                    OriginEvent::Head {
+                        tag,
+                        result: Err(cancelled()),
+                    },
+                ),
+                OriginEvent::List { tag: of, .. } if of == tag => (
+                    Time(0),
+                    OriginEvent::List {
+                        tag,
+                        result: Err(cancelled()),
+                    },
+                ),
+                other => (ready, other),
+            });
+        }
+        self.events = kept;
+        // What is ready comes first.
+        self.events
+            .make_contiguous()
+            .sort_by_key(|(ready, _)| *ready);
+    }
 }
 
 struct Dice(u64);
@@ -156,7 +205,7 @@ pub struct RealEngine<R: Reply> {
 const CORES: usize = 2;
 
 impl<R: Reply> RealEngine<R> {
-    pub fn start(store: Arc<Store>, core_memory_bytes: usize) -> Self {
+    pub fn start(store: Arc<Store>, core_memory_bytes: usize, io_timeout: Duration) -> Self {
         let meter = Arc::new(Meter::default());
         let clock = Arc::new(TestClock::new());
         let stop = Arc::new(AtomicBool::new(false));
@@ -188,13 +237,13 @@ impl<R: Reply> RealEngine<R> {
                 let config = CoreConfig {
                     core,
                     cores: CORES,
-                    io_timeout: Duration::from_secs(30),
+                    io_timeout,
                 };
                 turn::<R>(Core::new(parts, config), &ring, &stop);
             }));
             rings.push(receiver.recv().unwrap());
         }
-        let client = Client::new(rings.into(), clock, Duration::from_secs(30));
+        let client = Client::new(rings.into(), clock, io_timeout);
         let bucket = Arc::new(Bucket {
             endpoint: "http://stub".into(),
             name: "bucket".into(),

@@ -33,6 +33,7 @@ pub struct Object {
 pub struct Store {
     objects: Mutex<BTreeMap<String, Object>>,
     puts: AtomicU64,
+    answering: Mutex<()>,
     /// Every HEAD and LIST fails with this.
     pub metadata_fault: Mutex<Option<OriginErrorKind>>,
     /// Most entries in one page.
@@ -66,6 +67,11 @@ impl Store {
 
     pub fn delete(&self, key: &str) {
         self.objects().remove(key);
+    }
+
+    /// While the guard lives, the stand-in answers nothing more (one answer may be under way).
+    pub fn pause(&self) -> MutexGuard<'_, ()> {
+        self.answering.lock().unwrap()
     }
 
     pub fn fail_metadata(&self, kind: Option<OriginErrorKind>) {
@@ -253,6 +259,7 @@ fn serve<R: Reply>(store: &Store, rings: &[Arc<CoreRing<R>>], stop: &AtomicBool)
 }
 
 fn answer<R: Reply>(store: &Store, request: Request<R>) {
+    let _answering = store.answering.lock().unwrap();
     match request {
         Request::Read(read) => {
             store.reads.fetch_add(1, Ordering::Relaxed);
