@@ -20,41 +20,52 @@ fn word(seed: u64, number: u64) -> [u8; WORD_BYTES as usize] {
     mix(seed.wrapping_add(number.wrapping_mul(0x9e37_79b9_7f4a_7c15))).to_le_bytes()
 }
 
-/// Calls `visit` with the position in `len` bytes from `offset` on, and the right bytes there.
-fn for_each_piece(
-    object: &ObjectVersion,
-    offset: u64,
-    len: usize,
-    mut visit: impl FnMut(usize, &[u8]),
-) {
-    let seed = content_seed(object);
-    let mut done = 0;
-    while done < len {
-        let at = offset + done as u64;
-        let skip = (at % WORD_BYTES) as usize;
-        let bytes = word(seed, at / WORD_BYTES);
-        let piece = &bytes[skip..bytes.len().min(skip + len - done)];
-        visit(done, piece);
-        done += piece.len();
-    }
+/// The bytes from `offset` on: what is left of the first word, the number of the first whole word,
+/// and how many bytes come before it.
+fn first_word(seed: u64, offset: u64, len: usize) -> ([u8; 8], usize, u64, usize) {
+    let skip = (offset % WORD_BYTES) as usize;
+    let head = if skip == 0 { 0 } else { (8 - skip).min(len) };
+    (
+        word(seed, offset / WORD_BYTES),
+        skip,
+        offset.div_ceil(WORD_BYTES),
+        head,
+    )
 }
 
 /// Writes the bytes of `object` from `offset` on.
 pub fn fill(object: &ObjectVersion, offset: u64, bytes: &mut [u8]) {
-    for_each_piece(object, offset, bytes.len(), |at, piece| {
-        bytes[at..at + piece.len()].copy_from_slice(piece);
-    });
+    let seed = content_seed(object);
+    let (first, skip, number, head) = first_word(seed, offset, bytes.len());
+    let (start, rest) = bytes.split_at_mut(head);
+    start.copy_from_slice(&first[skip..skip + head]);
+    // The hot loop of a run: whole words only.
+    let (words, tail) = rest.as_chunks_mut::<8>();
+    let mut number = number;
+    for bytes in words {
+        *bytes = word(seed, number);
+        number += 1;
+    }
+    tail.copy_from_slice(&word(seed, number)[..tail.len()]);
 }
 
-/// Where `bytes`, said to be those of `object` from `offset` on, are wrong first.
+/// Where `bytes`, said to be those of `object` from `offset` on, are wrong first; to the word.
 pub fn first_wrong(object: &ObjectVersion, offset: u64, bytes: &[u8]) -> Option<u64> {
-    let mut wrong = None;
-    for_each_piece(object, offset, bytes.len(), |at, piece| {
-        if wrong.is_none() && bytes[at..at + piece.len()] != *piece {
-            wrong = Some(offset + at as u64);
+    let seed = content_seed(object);
+    let (first, skip, number, head) = first_word(seed, offset, bytes.len());
+    let (start, rest) = bytes.split_at(head);
+    if *start != first[skip..skip + head] {
+        return Some(offset);
+    }
+    let (words, tail) = rest.as_chunks::<8>();
+    let mut number = number;
+    for bytes in words {
+        if *bytes != word(seed, number) {
+            return Some(number * WORD_BYTES);
         }
-    });
-    wrong
+        number += 1;
+    }
+    (*tail != word(seed, number)[..tail.len()]).then_some(number * WORD_BYTES)
 }
 
 /// One version of an object and when it was current.
@@ -205,6 +216,9 @@ mod tests {
             "pieces agree with the whole"
         );
         assert!(first_wrong(&new, 3, &bytes).is_some() && first_wrong(&old, 4, &bytes).is_some());
+        for (from, to) in [(0, 1), (1, 4), (0, 61), (5, 61), (13, 22), (60, 61)] {
+            assert_eq!(first_wrong(&old, 3 + from as u64, &bytes[from..to]), None);
+        }
         bytes[60] ^= 1;
         assert_eq!(
             first_wrong(&old, 3, &bytes),
