@@ -10,6 +10,8 @@ use forebay_engine::ports::{ListEntry, ListPage, ListRequest, ObjectMeta, Time};
 use super::rng::mix;
 
 const WORD_BYTES: u64 = 8;
+/// When virtual time began, as the store's own clock tells it: nanoseconds since 1970.
+const BEGINNING_NS: i128 = 1_700_000_000_000_000_000;
 
 /// What generates the bytes of `object`.
 fn content_seed(object: &ObjectVersion) -> u64 {
@@ -117,7 +119,7 @@ impl SimBucket {
         let generations = self.objects.entry(key.clone()).or_default();
         let number = generations.len();
         // Every eighth key has no usable ETag, as on some servers.
-        let modified_ns = i128::from(now.0) + number as i128;
+        let modified_ns = BEGINNING_NS + i128::from(now.0) + number as i128;
         let validator = if key.bytes().map(u64::from).sum::<u64>() % 8 == 0 {
             Validator::Modified(modified_ns)
         } else {
@@ -135,6 +137,11 @@ impl SimBucket {
             modified_ns,
         });
         version
+    }
+
+    /// Removes `key` and all that it ever was.
+    pub fn remove(&mut self, key: &str) {
+        self.objects.remove(key);
     }
 
     /// The version of `key` that is there now.

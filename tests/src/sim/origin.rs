@@ -14,26 +14,15 @@ use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::ObjectVersion;
 use forebay_engine::limits::SUB_BLOCK_BYTES;
 use forebay_engine::ports::{
-    Clock, Full, GetOp, HeadOp, ListOp, ListPage, Origin, OriginEvent, OriginOp, OriginTag, Time,
+    Clock, Full, GetOp, HeadOp, ListOp, Origin, OriginEvent, OriginOp, OriginTag, Time,
 };
 
 use super::bucket;
 use super::clock::SimClock;
 use super::rng::SimRng;
 use super::schedule::{EventKey, Schedule};
-use super::store::{OriginDefect, OriginProfile, OriginStore};
+use super::store::{Fate, OriginDefect, OriginProfile, OriginStore};
 use super::trace::Trace;
-
-/// What will become of an operation.
-#[derive(Clone, Copy, Debug)]
-enum Fate {
-    /// It works.
-    Whole,
-    /// It fails after this many bytes of body.
-    Fail(OriginErrorKind, u64),
-    /// Nothing more happens after this many bytes.
-    Hang(u64),
-}
 
 enum Kind {
     Get(Get),
@@ -220,7 +209,13 @@ impl Side {
             self.core,
             tag.0
         );
-        let (fate, latency) = self.draw_fate(faults_on, len_bytes);
+        let (drawn, latency) = self.draw_fate(faults_on, len_bytes);
+        let forced = self
+            .store
+            .borrow()
+            .forced
+            .filter(|(_, all)| *all || len_bytes > 0);
+        let fate = forced.map_or(drawn, |(fate, _)| fate);
         self.trace.event(
             now,
             format_args!(
@@ -359,10 +354,11 @@ impl Side {
                 }
             }
             Kind::List(list) => {
-                let page: ListPage = store.bucket.list(&list.request);
+                let known = list.request.bucket == store.bucket.bucket;
+                let page = known.then(|| store.bucket.list(&list.request));
                 OriginEvent::List {
                     tag,
-                    result: Ok(page),
+                    result: page.ok_or_else(|| error(OriginErrorKind::NoSuchBucket)),
                 }
             }
             Kind::Get(_) => return,
@@ -449,9 +445,8 @@ impl Side {
         };
         let store = self.store.borrow();
         match store.bucket.current(&get.object.key) {
-            None => Err(OriginErrorKind::NotFound),
             Some(current) if current.version.id == get.object.id => Ok(()),
-            Some(_) => Err(OriginErrorKind::VersionChanged),
+            _ => Err(OriginErrorKind::VersionChanged),
         }
     }
 

@@ -6,11 +6,23 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_engine::arena::Lease;
+use forebay_engine::errors::OriginErrorKind;
 use forebay_engine::identity::{ObjectId, ObjectVersion};
 use forebay_engine::limits::SUB_BLOCK_BYTES;
 use forebay_engine::ports::Time;
 
 use super::bucket::SimBucket;
+
+/// What will become of an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// It works.
+    Whole,
+    /// It fails after this many bytes of body.
+    Fail(OriginErrorKind, u64),
+    /// Nothing more happens after this many bytes.
+    Hang(u64),
+}
 
 /// How the origin behaves. Chances are per mille of the operations.
 #[derive(Clone, Debug, Default)]
@@ -62,6 +74,8 @@ pub enum OriginDefect {
 pub struct OriginStore {
     /// What it holds.
     pub bucket: SimBucket,
+    /// What becomes of every GET from now on, and, where it says so, of every HEAD and LIST.
+    pub forced: Option<(Fate, bool)>,
     /// Faults happen only while this is set.
     pub faults_on: bool,
     /// Bytes of object bodies that left the service.
@@ -82,6 +96,7 @@ impl OriginStore {
     pub fn new(bucket: SimBucket) -> Rc<RefCell<Self>> {
         Rc::new(RefCell::new(Self {
             bucket,
+            forced: None,
             faults_on: false,
             sent_bytes: 0,
             sent_sub_blocks: BTreeMap::new(),
