@@ -69,7 +69,7 @@ fn two_hundred_seeds() {
         println!("SLOW: more than {SLOW:?}");
     }
     // Runs in which nothing ever goes wrong or out of memory would prove little.
-    assert!(evictions > 1_000 && retries > 1_000 && errors > 500);
+    assert!(evictions > 500 && retries > 500 && errors > 100);
 }
 
 /// What `binary` prints for some seeds.
