@@ -103,6 +103,24 @@ impl BucketClient {
             .block_on(puts.buffer_unordered(PUTS_AT_ONCE).try_collect())
     }
 
+    /// Deletes one object.
+    ///
+    /// # Errors
+    /// What the server says.
+    pub fn delete(&self, key: &str) -> Result<()> {
+        let request = self
+            .client
+            .delete_object()
+            .bucket(&self.bucket)
+            .key(key)
+            .send();
+        self.runtime
+            .block_on(request)
+            .map(drop)
+            .map_err(in_full)
+            .with_context(|| format!("cannot delete {key}"))
+    }
+
     /// Deletes the bucket with all that is in it.
     ///
     /// # Errors
