@@ -170,7 +170,7 @@ impl Mount {
             bail!("forebay umount: {status}");
         }
         for _ in 0..100 {
-            if !Path::new(&format!("/proc/{}", self.pid)).exists() {
+            if has_ended(self.pid) {
                 return Ok(());
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -204,6 +204,13 @@ impl Mount {
             .stderr(Stdio::null())
             .status();
     }
+}
+
+/// Whether the process is gone, or a zombie that nobody has reaped (as in some containers).
+fn has_ended(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
 impl Drop for Mount {
