@@ -148,24 +148,31 @@ fn log_dir() -> Result<PathBuf> {
         .join("forebay"))
 }
 
-/// Opens the daemon's log for appending; `name` is the file's without `--log-file`.
+/// The daemon's log; `name` is the file's without `--log-file`.
+///
+/// # Errors
+/// When there is no place for it.
+pub fn log_path(named: Option<&Path>, name: &str) -> Result<PathBuf> {
+    match named {
+        Some(path) => std::path::absolute(path).context("cannot make --log-file absolute"),
+        None => Ok(log_dir()?.join(format!("{name}.log"))),
+    }
+}
+
+/// Opens the daemon's log for appending; see [`log_path`].
 ///
 /// # Errors
 /// When it cannot be opened.
 pub fn open_log(named: Option<&Path>, name: &str) -> Result<(PathBuf, File)> {
-    let path = match named {
-        Some(path) => std::path::absolute(path).context("cannot make --log-file absolute")?,
-        None => {
-            let dir = log_dir()?;
-            fs::create_dir_all(&dir).with_context(|| {
-                format!(
-                    "cannot make {}: name the log with --log-file",
-                    dir.display()
-                )
-            })?;
-            dir.join(format!("{name}.log"))
-        }
-    };
+    let path = log_path(named, name)?;
+    if let (None, Some(dir)) = (named, path.parent()) {
+        fs::create_dir_all(dir).with_context(|| {
+            format!(
+                "cannot make {}: name the log with --log-file",
+                dir.display()
+            )
+        })?;
+    }
     let file = OpenOptions::new()
         .create(true)
         .append(true)

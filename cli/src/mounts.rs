@@ -144,7 +144,12 @@ pub fn place_state(path: &Path) -> Result<PlaceState> {
                 path.display()
             )
         }
-        Ok(_) => Ok(mounted.map_or(PlaceState::Free, PlaceState::Busy)),
+        Ok(_) => Ok(match mounted {
+            None => PlaceState::Free,
+            // The kernel may remember a dead mount's attributes; statfs it always asks for.
+            Some(entry) if entry.is_fuse() && statfs_is_dead(path) => PlaceState::Dead(entry),
+            Some(entry) => PlaceState::Busy(entry),
+        }),
     }
 }
 
@@ -153,6 +158,13 @@ fn is_dead(error: &io::Error) -> bool {
     [Errno::NOTCONN, Errno::CONNABORTED]
         .iter()
         .any(|errno| error.raw_os_error() == Some(errno.raw_os_error()))
+}
+
+fn statfs_is_dead(path: &Path) -> bool {
+    matches!(
+        rustix::fs::statfs(path),
+        Err(Errno::NOTCONN | Errno::CONNABORTED)
+    )
 }
 
 /// A process that uses a path.

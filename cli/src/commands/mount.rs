@@ -7,7 +7,7 @@ use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::client::Client;
@@ -18,9 +18,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::umount::clean_up;
 use crate::args::MountArgs;
 use crate::assembly::{Assembly, engine_config};
-use crate::background::{Caller, detach, open_log, start_daemon};
+use crate::background::{Caller, detach, log_path, open_log, start_daemon};
 use crate::control::server::ControlSocket;
-use crate::control::sockets::{make_runtime_dir, runtime_dir, socket_path};
+use crate::control::sockets::{is_alive, make_runtime_dir, runtime_dir, socket_path};
 use crate::host::engine::CoreDeath;
 use crate::mounts::{self, Detach, PlaceState};
 use reports::MountReports;
@@ -33,6 +33,8 @@ const GRACE: Duration = Duration::from_secs(1);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long cores may take to end.
 const STOP_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a killed daemon's connection may stay open after its control socket.
+const DYING_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long taking the mount away may take when a core has died.
 const DEATH_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -44,12 +46,11 @@ pub fn run(args: &MountArgs) -> Result<()> {
     let mut args = args.clone();
     options::apply(&mut args)?;
     if args.daemon {
-        args.mount_point =
-            std::path::absolute(&args.mount_point).context("cannot make DIR absolute")?;
-        return detach().and_then(|()| told(&args, Caller::Command));
+        let caller = Caller::Command;
+        return daemon(args, &caller).inspect_err(|error| caller.failed(error));
     }
     if args.foreground {
-        return told(&args, Caller::Terminal);
+        return serve(&args, &Caller::Terminal);
     }
     let place = mounts::spelled(&args.mount_point)?;
     check_place(&place)?;
@@ -57,13 +58,15 @@ pub fn run(args: &MountArgs) -> Result<()> {
     start_daemon(&path, log)
 }
 
-/// Serves; what goes wrong before the mount answers is told to the caller, too.
-fn told(args: &MountArgs, caller: Caller) -> Result<()> {
-    let outcome = serve(args, &caller);
-    if let (Err(error), Caller::Command) = (&outcome, &caller) {
-        caller.failed(error);
-    }
-    outcome
+/// Serves, away from the caller's terminal and directory.
+fn daemon(mut args: MountArgs, caller: &Caller) -> Result<()> {
+    args.mount_point = mounts::spelled(&args.mount_point)?;
+    args.log_file = Some(log_path(
+        args.log_file.as_deref(),
+        &mounts::file_name_of(&args.mount_point),
+    )?);
+    detach()?;
+    serve(&args, caller)
 }
 
 /// What ends a mount.
@@ -167,7 +170,17 @@ fn unmount(handle: &MountHandle<FuseReply>) {
 
 /// Refuses a place where no mount can be, with what to do about it.
 fn check_place(place: &Path) -> Result<PlaceState> {
-    match mounts::place_state(place)? {
+    let deadline = Instant::now() + DYING_TIMEOUT;
+    let mut state = mounts::place_state(place)?;
+    // A daemon that was killed just now: its socket is closed, its connection not yet.
+    while matches!(&state, PlaceState::Busy(entry) if entry.is_forebay())
+        && !is_alive(&socket_path(&runtime_dir(), place))
+        && Instant::now() < deadline
+    {
+        std::thread::sleep(Duration::from_millis(20));
+        state = mounts::place_state(place)?;
+    }
+    match state {
         PlaceState::Busy(entry) => bail!(
             "mount point {} is busy: {} ({}) is mounted there; unmount it, or choose another directory",
             place.display(),

@@ -368,3 +368,197 @@ pub fn core_stats<R: Reply>(client: &Client<R>, within: Duration) -> Vec<CoreSta
     }
     cores
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::errors::{OriginError, OriginErrorKind};
+    use forebay_engine::identity::{Bucket, ObjectVersion, Validator};
+    use forebay_engine::ports::{OriginEvent, OriginOp, OriginTag};
+
+    use super::*;
+
+    /// What a made-up origin does with every GET.
+    #[derive(Clone, Copy, Debug)]
+    enum Does {
+        Fill(u8),
+        Refuse,
+        Nothing,
+        Panic,
+    }
+
+    struct MadeUp {
+        does: Does,
+        events: std::collections::VecDeque<OriginEvent>,
+    }
+
+    impl Origin for MadeUp {
+        fn submit(&mut self, op: OriginOp) -> Result<(), Full<OriginOp>> {
+            let OriginOp::Get(get) = op else {
+                return Err(Full(op));
+            };
+            let tag = get.tag;
+            let done = |result, unfilled| OriginEvent::GetDone {
+                tag,
+                result,
+                unfilled,
+                wasted_bytes: 0,
+            };
+            match self.does {
+                Does::Fill(byte) => {
+                    for mut lease in get.leases {
+                        lease.bytes_mut().fill(byte);
+                        self.events.push_back(OriginEvent::Filled { tag, lease });
+                    }
+                    self.events.push_back(done(Ok(()), Vec::new()));
+                }
+                Does::Refuse => {
+                    let error = OriginError::new(OriginErrorKind::Denied, "no");
+                    self.events.push_back(done(Err(error), get.leases));
+                }
+                Does::Nothing => {}
+                Does::Panic => panic!("planned"),
+            }
+            Ok(())
+        }
+
+        fn poll(&mut self) -> Option<OriginEvent> {
+            self.events.pop_front()
+        }
+
+        fn cancel(&mut self, _tag: OriginTag) {}
+    }
+
+    struct Channel(mpsc::Sender<Result<Vec<u8>, ReadError>>);
+
+    impl Reply for Channel {
+        fn data(self, bytes: &[u8]) {
+            let _ = self.0.send(Ok(bytes.to_vec()));
+        }
+        fn error(self, error: ReadError) {
+            let _ = self.0.send(Err(error));
+        }
+    }
+
+    fn config(cores: usize) -> EngineConfig {
+        let cores = CoresArg::Count(cores);
+        EngineConfig::choose(
+            Some(&cores),
+            Some(2 << 30),
+            Poll::Auto,
+            Duration::from_secs(20),
+        )
+        .unwrap()
+    }
+
+    fn engine(config: EngineConfig, does: Does) -> Engine<Channel> {
+        Engine::start(config, move |_| {
+            Ok(MadeUp {
+                does,
+                events: Default::default(),
+            })
+        })
+        .unwrap()
+    }
+
+    fn object() -> Arc<ObjectVersion> {
+        let bucket = Arc::new(Bucket {
+            endpoint: "e".into(),
+            name: "b".into(),
+        });
+        Arc::new(ObjectVersion::new(
+            bucket,
+            "k".into(),
+            Validator::ETag("\"1\"".into()),
+            1 << 30,
+        ))
+    }
+
+    fn ask(engine: &Engine<Channel>, offset: u64) -> mpsc::Receiver<Result<Vec<u8>, ReadError>> {
+        let (sender, receiver) = mpsc::channel();
+        assert!(
+            engine
+                .client()
+                .read(&object(), offset, 4096, 0, Channel(sender))
+                .is_ok()
+        );
+        receiver
+    }
+
+    const LONG: Duration = Duration::from_secs(10);
+
+    #[test]
+    fn reads_are_answered_by_every_core_and_counted() {
+        let engine = engine(config(3), Does::Fill(7));
+        for stripe in 0..12 {
+            let bytes = ask(&engine, stripe << 24)
+                .recv_timeout(LONG)
+                .unwrap()
+                .unwrap();
+            assert_eq!(bytes, [7; 4096]);
+        }
+        let cores = core_stats(&engine.client(), LONG);
+        assert_eq!(cores.len(), 3);
+        assert_eq!(cores.iter().map(|core| core.reads).sum::<u64>(), 12);
+        assert!(
+            cores.iter().filter(|core| core.reads > 0).count() > 1,
+            "stripes spread over cores"
+        );
+        engine.stop(LONG).unwrap();
+    }
+
+    #[test]
+    fn errors_arrive_and_a_stop_answers_what_waits() {
+        let refusing = engine(config(1), Does::Refuse);
+        let refused = ask(&refusing, 0).recv_timeout(LONG).unwrap();
+        assert!(matches!(refused, Err(ReadError::Origin(_))), "{refused:?}");
+        let hanging = engine(config(2), Does::Nothing);
+        let waiting: Vec<_> = (0..8).map(|stripe| ask(&hanging, stripe << 24)).collect();
+        hanging.stop(LONG).unwrap();
+        for answer in waiting {
+            assert_eq!(answer.try_recv(), Ok(Err(ReadError::Shutdown)));
+        }
+    }
+
+    #[test]
+    fn threads_bear_the_cores_names_and_end_with_the_engine() {
+        let names = || {
+            let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+            tasks
+                .filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok())
+                .filter(|name| name.trim() == "core-77")
+                .count()
+        };
+        let engine = engine(config(78), Does::Nothing);
+        assert_eq!(names(), 1);
+        drop(engine);
+        assert_eq!(names(), 0);
+    }
+
+    #[test]
+    fn an_origin_that_cannot_be_made_is_told() {
+        let made = Engine::<Channel>::start(config(2), |seat| match seat.core {
+            0 => Ok(MadeUp {
+                does: Does::Nothing,
+                events: Default::default(),
+            }),
+            _ => bail!("no second one"),
+        });
+        assert!(format!("{:#}", made.unwrap_err()).contains("no second one"));
+    }
+
+    #[test]
+    fn a_core_that_panics_is_not_survived() {
+        let (sender, deaths) = mpsc::channel();
+        let mut config = config(1);
+        config.core_death = Arc::new(move |message| {
+            let _ = sender.send(message.to_owned());
+        });
+        let engine = engine(config, Does::Panic);
+        let _reply = ask(&engine, 0);
+        let message = deaths.recv_timeout(LONG).unwrap();
+        assert!(
+            message.contains("core 0") && message.contains("planned"),
+            "{message}"
+        );
+    }
+}

@@ -1,0 +1,133 @@
+//! What cannot be mounted is refused in words, and nothing of it stays behind.
+
+use std::fs;
+use std::net::TcpListener;
+use std::time::Instant;
+
+use forebay_tests::s3::Options;
+
+use super::support::{COMMAND_TIMEOUT, Place, Running, have_fuse};
+
+#[test]
+fn mount_points_that_are_none() {
+    let place = Place::new();
+    place
+        .run(&["mount", "s3://bucket", "missing"])
+        .failed(&["missing does not exist", "mkdir"]);
+    fs::write(place.dir("a").join("file"), "").unwrap();
+    place
+        .run(&["mount", "s3://bucket", "a/file"])
+        .failed(&["a/file is not a directory"]);
+    place
+        .run(&["mount", "s3://bucket", "no/parent"])
+        .failed(&["no does not exist"]);
+    place
+        .run(&["mount", "s3://bucket", "/proc"])
+        .failed(&["/proc is busy", "proc"]);
+}
+
+#[test]
+fn a_busy_mount_point() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.mount("m");
+    place
+        .run(&["mount", "s3://bucket", "m"])
+        .failed(&["m is busy", "s3://bucket"]);
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn origins_that_cannot_be_used() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::with(Options {
+        region: Some("eu-test-1".into()),
+        ..Options::default()
+    });
+    let path = place.dir("m");
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let closed = format!("http://127.0.0.1:{port}");
+    let mount = |args: &[&str], env: &[(&str, &str)]| {
+        let mut command = place.command(&[&["mount", "s3://bucket", "m"], args].concat());
+        command.envs(env.iter().copied());
+        let start = Instant::now();
+        let ended = Running::start(&mut command).wait(COMMAND_TIMEOUT);
+        assert!(
+            start.elapsed() < COMMAND_TIMEOUT / 2,
+            "the error took {:?}",
+            start.elapsed()
+        );
+        place.assert_clean(&path);
+        ended
+    };
+    let good = ["--region", "eu-test-1"];
+    mount(&["--endpoint", &closed], &[]).failed(&[&closed, "not reachable", "--endpoint"]);
+    mount(&["--endpoint", "nonsense"], &[]).failed(&["nonsense", "http://HOST"]);
+    mount(&["--region", "us-test-9"], &[]).failed(&["region", "us-test-9", "--region"]);
+    mount(&good, &[("AWS_SECRET_ACCESS_KEY", "wrong")])
+        .failed(&["does not accept the credentials"]);
+    let mut command = place.command(&["mount", "s3://nowhere", "m", "--region", "eu-test-1"]);
+    Running::start(&mut command)
+        .wait(COMMAND_TIMEOUT)
+        .failed(&["bucket nowhere does not exist"]);
+    let mut command = place.command(&["mount", "s3://bucket", "m", "--region", "eu-test-1"]);
+    command
+        .env_remove("AWS_ACCESS_KEY_ID")
+        .env_remove("AWS_SECRET_ACCESS_KEY")
+        .env("HOME", place.dir("home"));
+    Running::start(&mut command)
+        .wait(COMMAND_TIMEOUT)
+        .failed(&["no credentials", "AWS_ACCESS_KEY_ID"]);
+    place.assert_clean(&path);
+    // The same place works once the words have been followed.
+    place
+        .run(&["mount", "s3://bucket", "m", "--region", "eu-test-1"])
+        .ok();
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn machines_that_lack_what_is_asked_for() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.dir("m");
+    place
+        .run(&["mount", "s3://bucket", "m", "--memory", "10"])
+        .failed(&["10 MiB", "--memory at least"]);
+    place
+        .run(&["mount", "s3://bucket", "m", "--cores", "9999,"])
+        .failed(&["CPU 9999", "not available"]);
+    place
+        .run(&["mount", "s3://bucket", "m", "--log-file", "no/dir/log"])
+        .failed(&["no/dir/log", "--log-file"]);
+    place.assert_clean(&path);
+}
+
+#[test]
+fn asking_for_mounts_that_are_not_there() {
+    let place = Place::new();
+    place.dir("m");
+    place
+        .run(&["umount", "m"])
+        .failed(&["nothing is mounted at", "/m"]);
+    place
+        .run(&["umount", "/proc"])
+        .failed(&["/proc", "not of Forebay"]);
+    place.run(&["status", "m"]).failed(&["no Forebay mount at"]);
+    place
+        .run(&["stats"])
+        .failed(&["no Forebay mount", "forebay mount"]);
+    place.run(&["stats", "m"]).failed(&["no Forebay mount at"]);
+}

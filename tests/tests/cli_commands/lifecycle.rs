@@ -1,0 +1,297 @@
+//! The life of a mount, its orderly and its sudden ends.
+
+use std::fs::{self, File};
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use forebay_cli::mounts;
+use forebay_tests::s3::{Class, Fault, Rule};
+use rustix::process::Signal;
+
+use super::support::{COMMAND_TIMEOUT, Place, eventually, have_fuse, is_running, pattern, send};
+
+/// An orderly end takes less than this, whatever users do.
+const END_TIMEOUT: Duration = Duration::from_secs(15);
+
+#[test]
+fn mounted_read_and_unmounted() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "a/b", "bytes");
+    let path = place.mount("with blank");
+    assert_eq!(fs::read(path.join("a/b")).unwrap(), b"bytes");
+    let pid = place.pid_of(&path).unwrap();
+    place.run(&["umount", "with blank"]).ok();
+    assert!(!is_running(pid), "umount waits for the daemon");
+    place.assert_clean(&path);
+    assert!(place.log().contains("is mounted at"), "{}", place.log());
+}
+
+#[test]
+fn a_prefix_is_the_root_and_flags_shape_the_files() {
+    if !have_fuse() {
+        return;
+    }
+    use std::os::unix::fs::MetadataExt;
+    let place = Place::new();
+    place.server.put("bucket", "deep/down/file", "bytes");
+    let path = place.dir("m");
+    let args = [
+        "mount",
+        "s3://bucket/deep",
+        "m",
+        "--uid",
+        "12",
+        "--file-mode",
+        "0440",
+        "-o",
+        "ro,gid=13",
+    ];
+    place.run(&args).ok();
+    let meta = fs::metadata(path.join("down/file")).unwrap();
+    assert_eq!(
+        (meta.uid(), meta.gid(), meta.mode() & 0o7777),
+        (12, 13, 0o440)
+    );
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn umount_names_who_uses_the_mount_and_lazy_leaves_them_to_it() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let bytes = pattern(1 << 20, 5);
+    place.server.put("bucket", "x", bytes.clone());
+    let path = place.mount("m");
+    let mut file = File::open(path.join("x")).unwrap();
+    let me = std::process::id().to_string();
+    place.run(&["umount", "m"]).failed(&["busy", &me, "--lazy"]);
+    assert!(
+        fs::metadata(path.join("x")).is_ok(),
+        "a refused umount changes nothing"
+    );
+    let pid = place.pid_of(&path).unwrap();
+    place.run(&["umount", "--lazy", "m"]).ok();
+    assert_eq!(mounts::mount_at(&path).unwrap(), None);
+
+    // The place is free for the next mount while the old file still works.
+    place.mount("m");
+    let mut read = Vec::new();
+    file.read_to_end(&mut read).unwrap();
+    assert!(read == bytes);
+    drop(file);
+    eventually("the daemon ends with its last user", || !is_running(pid));
+    assert!(
+        place.pid_of(&path).is_some_and(|new| new != pid),
+        "the new daemon keeps its socket"
+    );
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn umount_cleans_up_after_a_killed_daemon() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", "bytes");
+    let path = place.mount("m");
+    let _held = File::open(path.join("x")).unwrap();
+    place.kill(&path);
+    eventually("the mount is dead", || {
+        matches!(mounts::place_state(&path), Ok(mounts::PlaceState::Dead(_)))
+    });
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+    // Only its socket is left when someone else took the mount away.
+    place.mount("m");
+    place.kill(&path);
+    mounts::unmount(&path, mounts::Detach::Lazily).unwrap();
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn a_second_mount_cleans_up_after_a_killed_daemon() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", "bytes");
+    let path = place.mount("m");
+    let _held = File::open(path.join("x")).unwrap();
+    place.kill(&path);
+    let ended = place.run(&["mount", "s3://bucket", "m"]).ok();
+    assert!(ended.stderr.contains("cleaned up"), "{}", ended.stderr);
+    assert_eq!(fs::read(path.join("x")).unwrap(), b"bytes");
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn sigint_ends_a_foreground_mount() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", "bytes");
+    let (running, path) = place.mount_in_foreground("m");
+    assert_eq!(fs::read(path.join("x")).unwrap(), b"bytes");
+    running.signal(Signal::INT);
+    running.wait(END_TIMEOUT).ok();
+    place.assert_clean(&path);
+}
+
+/// Reads random pieces until the mount is gone; counts what it got and checks every byte.
+fn reader(
+    path: &Path,
+    bytes: Arc<Vec<u8>>,
+    reads: Arc<AtomicU64>,
+    stop: Arc<AtomicBool>,
+) -> JoinHandle<()> {
+    let file = File::open(path).unwrap();
+    std::thread::spawn(move || {
+        let mut buf = vec![0; 128 << 10];
+        let mut at = 0usize;
+        while !stop.load(Ordering::Relaxed) {
+            at = (at * 31 + 1_234_567) % bytes.len();
+            // After the end every read is an error; before it every byte is right.
+            let Ok(n) = file.read_at(&mut buf, at as u64) else {
+                return;
+            };
+            assert!(buf[..n] == bytes[at..at + n], "wrong bytes at {at}");
+            reads.fetch_add(1, Ordering::Relaxed);
+        }
+    })
+}
+
+#[test]
+fn sigterm_under_load_ends_in_order_and_in_time() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let bytes = Arc::new(pattern(48 << 20, 6));
+    place.server.put("bucket", "x", bytes.to_vec());
+    place
+        .server
+        .faults()
+        .set_delay(Class::Get, Duration::from_millis(20));
+    let (running, path) = place.mount_in_foreground("m");
+    let (reads, stop) = (
+        Arc::new(AtomicU64::new(0)),
+        Arc::new(AtomicBool::new(false)),
+    );
+    let readers: Vec<_> = (0..4)
+        .map(|_| reader(&path.join("x"), bytes.clone(), reads.clone(), stop.clone()))
+        .collect();
+    eventually("the readers are at work", || {
+        reads.load(Ordering::Relaxed) > 50
+    });
+    running.signal(Signal::TERM);
+    running.wait(END_TIMEOUT).ok();
+    stop.store(true, Ordering::Relaxed);
+    readers
+        .into_iter()
+        .for_each(|reader| reader.join().expect("a reader saw wrong bytes"));
+    place.assert_clean(&path);
+}
+
+#[test]
+fn sigterm_ends_a_mount_whose_origin_hangs() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", pattern(1 << 20, 8));
+    let path = place.mount("m");
+    place
+        .server
+        .faults()
+        .add(Rule::always(Class::Get, Fault::Hang));
+    let mut file = File::open(path.join("x")).unwrap();
+    let waiting = std::thread::spawn(move || {
+        file.seek(SeekFrom::Start(4096)).unwrap();
+        file.read(&mut [0; 4096])
+    });
+    eventually("the read hangs at the origin", || {
+        place.server.counters().requests(Class::Get) > 0
+    });
+    let pid = place.pid_of(&path).unwrap();
+    let start = Instant::now();
+    send(pid, Signal::TERM);
+    eventually("the daemon ends", || !is_running(pid));
+    assert!(
+        start.elapsed() < END_TIMEOUT,
+        "it took {:?}",
+        start.elapsed()
+    );
+    assert!(waiting.join().unwrap().is_err(), "the reader got an error");
+    place.assert_clean(&path);
+}
+
+#[test]
+fn a_read_fails_at_its_deadline() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", pattern(1 << 20, 8));
+    let path = place.dir("m");
+    place
+        .run(&["mount", "s3://bucket", "m", "--io-timeout", "1s"])
+        .ok();
+    place
+        .server
+        .faults()
+        .add(Rule::always(Class::Get, Fault::Hang));
+    let start = Instant::now();
+    let error = fs::read(path.join("x")).unwrap_err();
+    assert_eq!(
+        error.raw_os_error(),
+        Some(rustix::io::Errno::IO.raw_os_error())
+    );
+    assert!(
+        start.elapsed() < COMMAND_TIMEOUT / 2,
+        "it took {:?}",
+        start.elapsed()
+    );
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn two_mounts_race_for_one_place() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.dir("m");
+    let args = ["mount", "s3://bucket", "m"];
+    let racers: Vec<_> = (0..3)
+        .map(|_| super::support::Running::start(&mut place.command(&args)))
+        .collect();
+    let codes: Vec<_> = racers
+        .into_iter()
+        .map(|racer| racer.wait(COMMAND_TIMEOUT).code)
+        .collect();
+    assert_eq!(
+        codes.iter().filter(|code| **code == Some(0)).count(),
+        1,
+        "{codes:?}"
+    );
+    assert!(place.pid_of(&path).is_some());
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
