@@ -7,6 +7,7 @@ use aws_config::environment::EnvironmentVariableRegionProvider;
 use aws_config::imds::region::ImdsRegionProvider;
 use aws_config::meta::region::RegionProviderChain;
 use aws_config::profile::ProfileFileRegionProvider;
+use aws_credential_types::Credentials;
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::retry::RetryConfig;
 use aws_sdk_s3::config::timeout::TimeoutConfig;
@@ -25,6 +26,23 @@ const IMDS_REGION_TIMEOUT: Duration = Duration::from_secs(2);
 /// The region where nothing names another.
 const REGION_DEFAULT: &str = "us-east-1";
 
+/// An access key and its secret, known from the start.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StaticCredentials {
+    /// The access key.
+    pub access_key: String,
+    /// Its secret.
+    pub secret_key: String,
+}
+
+impl std::fmt::Debug for StaticCredentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("StaticCredentials")
+            .field("access_key", &self.access_key)
+            .finish_non_exhaustive()
+    }
+}
+
 /// How the origin is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OriginConfig {
@@ -36,6 +54,8 @@ pub struct OriginConfig {
     pub path_style: Option<bool>,
     /// Send unsigned requests.
     pub anonymous: bool,
+    /// Keys to sign with. None: the AWS credential chain.
+    pub credentials: Option<StaticCredentials>,
     /// Threads of the runtime.
     pub workers: usize,
     /// GETs under way at a time, over all cores: bounds the connections.
@@ -51,6 +71,7 @@ impl Default for OriginConfig {
             region: None,
             path_style: None,
             anonymous: false,
+            credentials: None,
             workers: 2,
             gets_max: 128,
             metadata_max: 32,
@@ -108,6 +129,13 @@ pub(crate) async fn resolve(config: &OriginConfig) -> Result<Resolved, CheckErro
         .region(Region::new(region.clone()));
     if config.anonymous {
         loader = loader.no_credentials();
+    } else if let Some(StaticCredentials {
+        access_key,
+        secret_key,
+    }) = &config.credentials
+    {
+        let fixed = Credentials::new(access_key, secret_key, None, None, "forebay");
+        loader = loader.credentials_provider(fixed);
     }
     let shared = loader.load().await;
     endpoint = endpoint.or_else(|| shared.endpoint_url().map(str::to_owned));

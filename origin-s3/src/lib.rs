@@ -29,7 +29,7 @@ mod port;
 mod runtime;
 
 pub use check::CheckError;
-pub use config::OriginConfig;
+pub use config::{OriginConfig, StaticCredentials};
 pub use endpoint::endpoint_identity;
 pub use port::S3Origin;
 pub use runtime::{OriginCounters, OriginS3Runtime};

@@ -4,6 +4,7 @@
 //! it found wrong, so that each suite can be shown to fail on adapters that are broken on purpose.
 
 pub mod block_device;
+pub mod origin;
 pub mod transport;
 
 /// What a suite found wrong.

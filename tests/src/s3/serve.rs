@@ -1,6 +1,6 @@
 //! Connections: accepting, counting, delays, shaping, and the faults that act on a connection.
 
-use std::future::pending;
+use std::future::{Future, pending};
 use std::io::{self, IoSlice};
 use std::net::TcpListener as StdListener;
 use std::pin::Pin;
@@ -29,6 +29,8 @@ use super::faults::{Fault, Faults};
 type AnyError = Box<dyn std::error::Error + Send + Sync>;
 type AnyBody = http_body_util::combinators::BoxBody<Bytes, AnyError>;
 
+/// How long a body that is cut waits before its end, so that what was sent has left.
+const CUT_LINGER: Duration = Duration::from_millis(15);
 /// Largest piece of a shaped body: small enough that the flow is even.
 const SHAPED_PIECE_BYTES: usize = 64 << 10;
 
@@ -188,6 +190,7 @@ struct ServedBody {
     cut: Option<(u64, Cut)>,
     rest: Bytes,
     wait: Option<Pin<Box<Sleep>>>,
+    linger: Option<Pin<Box<Sleep>>>,
 }
 
 impl ServedBody {
@@ -214,6 +217,7 @@ impl ServedBody {
             cut,
             rest: Bytes::new(),
             wait: None,
+            linger: None,
         }
     }
 
@@ -229,6 +233,26 @@ impl ServedBody {
         ready!(wait.as_mut().poll(cx));
         self.wait = None;
         Poll::Ready(())
+    }
+
+    /// The end of a body that is cut.
+    fn poll_cut(
+        &mut self,
+        cut: Cut,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, AnyError>>> {
+        if cut == Cut::Hang {
+            return Poll::Pending;
+        }
+        let linger = self
+            .linger
+            .get_or_insert_with(|| Box::pin(sleep(CUT_LINGER)));
+        ready!(linger.as_mut().poll(cx));
+        if cut == Cut::End {
+            return Poll::Ready(None);
+        }
+        self.connection.reset.store(true, Relaxed);
+        Poll::Ready(Some(Err("reset by a fault".into())))
     }
 
     /// The next piece, at most as long as the cut and the shaping allow.
@@ -258,14 +282,10 @@ impl HttpBody for ServedBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, AnyError>>> {
         let this = &mut *self;
-        match this.cut {
-            Some((after, Cut::End)) if this.sent == after => return Poll::Ready(None),
-            Some((after, Cut::Hang)) if this.sent == after => return Poll::Pending,
-            Some((after, Cut::Reset)) if this.sent == after => {
-                this.connection.reset.store(true, Relaxed);
-                return Poll::Ready(Some(Err("reset by a fault".into())));
-            }
-            _ => {}
+        if let Some((after, cut)) = this.cut
+            && this.sent == after
+        {
+            return this.poll_cut(cut, cx);
         }
         let bandwidth = this.shared.faults.bandwidth();
         if bandwidth > 0 {
