@@ -243,6 +243,7 @@ fn run_helper(server: &EmbeddedS3, variables: &[(&str, &str)]) -> String {
         .args([
             "helper_check_with_the_environments_credentials",
             "--exact",
+            "--ignored",
             "--nocapture",
         ])
         .env_clear()

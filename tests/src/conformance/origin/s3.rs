@@ -67,7 +67,7 @@ impl S3World {
         Self::new(config, Backing::Embedded(server), bucket)
     }
 
-    /// On a bucket of another server, which is made here.
+    /// On a bucket of another server, which is made here and deleted, with what it holds, on drop.
     pub fn other(endpoint: &str, access_key: &str, secret_key: &str, bucket: &str) -> Self {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -119,6 +119,18 @@ impl S3World {
     /// The runtime of the origin.
     pub fn runtime(&self) -> &OriginS3Runtime {
         &self.runtime
+    }
+}
+
+impl Drop for S3World {
+    fn drop(&mut self) {
+        // SeaweedFS gives each bucket volumes of its own, of which it has few.
+        if let Backing::Other(client, runtime) = &self.backing {
+            let delete = client.delete_bucket().bucket(&self.bucket);
+            if let Err(error) = runtime.block_on(delete.send()) {
+                eprintln!("bucket {} stays: {error}", self.bucket);
+            }
+        }
     }
 }
 
