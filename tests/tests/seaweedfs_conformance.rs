@@ -67,7 +67,7 @@ fn world(weed: &Weed, bucket: &str) -> S3World {
 
 fn checks_speak_plainly(weed: &Weed) {
     let secret = &weed.credentials().secret_key;
-    drop(world(weed, "checked"));
+    let _bucket = world(weed, "checked");
     assert_eq!(check(config(weed, secret), "checked"), Ok(()));
     let missing = check(config(weed, secret), "not-there");
     assert!(
