@@ -388,7 +388,7 @@ impl<W: OriginWorld> Harness<W> {
     pub fn finish(mut self) {
         for _ in 0..3 {
             self.world.step();
-            while let Some(event) = self.world.origin().poll() {
+            if let Some(event) = self.world.origin().poll() {
                 panic!("an event after the end: {event:?}");
             }
         }
