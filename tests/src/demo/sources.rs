@@ -10,7 +10,7 @@ use bytes::Bytes;
 use crate::s3::synthetic_bytes;
 
 /// A data set of 70,000 images in four files, from the Debian package of that name.
-const DATA_SET: &str = "/usr/share/dataset-fashion-mnist";
+const DATA_SET: &str = "/usr/share/datasets/fashion-mnist";
 /// Trees with many small files; the first that exists is taken.
 const SMALL_FILE_TREES: [&str; 4] = [
     "/usr/lib/python3.11",
