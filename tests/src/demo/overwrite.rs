@@ -55,7 +55,7 @@ pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<O
     thread::sleep(TTL_AND_MORE);
     stop.check()?;
 
-    println!("\noverwritten while open    old handle                        new open");
+    println!("\noverwritten while open    old handle                                 new open");
     let mut unique_bytes = SIZE_BYTES as u64;
     for (handle, key) in [(&cached, CACHED), (&unread, UNREAD)] {
         // The page cache must not answer for the mount.
@@ -79,7 +79,7 @@ pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<O
         unique_bytes += SIZE_BYTES as u64;
         let old_side = format!("inode {}, {seen_by_old}", handle.meta.ino());
         println!(
-            "{key:25} {old_side:33} inode {}, new bytes",
+            "{key:25} {old_side:42} inode {}, new bytes",
             opened.meta.ino()
         );
     }
