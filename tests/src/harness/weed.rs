@@ -40,7 +40,7 @@ impl Weed {
         fs::write(&config, s3_config(&credentials).to_string())?;
         let log_path = dir.join("weed.log");
         let log = fs::File::create(&log_path)?;
-        let ports = free_ports::<7>()?;
+        let ports = free_ports::<8>()?;
         let [master, volume, filer, s3, ..] = ports;
         let mut command = Command::new(weed);
         command
@@ -48,6 +48,9 @@ impl Weed {
             .arg(format!("-dir={}", data.display()))
             .args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3"])
             .args(["-master.volumeSizeLimitMB=1024", "-volume.max=50"])
+            // Servers beside S3 on fixed ports: two SeaweedFS on one machine would collide.
+            .args(["-s3.port.iceberg=0", "-s3.port.lance=0"])
+            .arg("-master.telemetry=false")
             .arg(format!("-master.port={master}"))
             .arg(format!("-master.port.grpc={}", ports[4]))
             .arg(format!("-volume.port={volume}"))
@@ -55,6 +58,7 @@ impl Weed {
             .arg(format!("-filer.port={filer}"))
             .arg(format!("-filer.port.grpc={}", ports[6]))
             .arg(format!("-s3.port={s3}"))
+            .arg(format!("-s3.port.grpc={}", ports[7]))
             .arg(format!("-s3.config={}", config.display()))
             .current_dir(dir)
             .stdin(Stdio::null())
