@@ -25,6 +25,8 @@ pub mod device;
 pub mod network;
 pub mod origin;
 #[cfg(test)]
+mod origin_world;
+#[cfg(test)]
 mod proofs;
 pub mod rng;
 pub mod scenario;
