@@ -76,6 +76,11 @@ pub const ATTEMPTS_PER_DEADLINE: u32 = 3;
 /// Times that a block's bytes may fail their checksum within one read before the read fails.
 pub const CHECKSUM_RETRIES_MAX: u8 = 1;
 
+/// Reads shorter than this are not checked ahead of: their own check costs next to nothing.
+pub const CHECK_AHEAD_BYTES_MIN: usize = 128 << 10;
+/// A check ahead of a read counts for this long.
+pub const CHECK_VALID_US: u64 = 1_000;
+
 /// Longest key that S3 allows.
 pub const KEY_BYTES_MAX: usize = 1_024;
 /// Longest file name that Linux allows.

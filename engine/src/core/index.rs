@@ -223,6 +223,8 @@ pub(super) struct Index {
     entries_max: usize,
     /// Blocks evicted.
     pub evictions: u64,
+    /// How often cached bytes came or went.
+    pub changes: u64,
 }
 
 impl Index {
@@ -234,6 +236,7 @@ impl Index {
             queues: Queues::new(arena_bytes),
             entries_max: (arena_bytes / INDEX_SHARE / INDEX_ENTRY_BYTES).max(64),
             evictions: 0,
+            changes: 0,
         }
     }
 
@@ -284,6 +287,7 @@ impl Index {
 
     /// Puts arrived bytes into the block. `subs` sub-blocks from `first_sub`, as one piece.
     pub fn install(&mut self, key: BlockKey, first_sub: usize, subs: usize, piece: Piece) {
+        self.changes += 1;
         let block = &mut self.blocks[key];
         let arrived = mask(first_sub, subs);
         debug_assert_eq!(block.present & arrived, 0, "a sub-block is filled once");
@@ -311,6 +315,7 @@ impl Index {
 
     /// Drops the piece that holds sub-block `sub`, whose bytes are wrong.
     pub fn spoil(&mut self, key: BlockKey, sub: usize) {
+        self.changes += 1;
         let block = &mut self.blocks[key];
         let chunk = &mut block.chunks[sub / SUB_BLOCKS_PER_CHUNK];
         let dropped = match chunk {
@@ -408,6 +413,7 @@ impl Index {
 
     /// Empties a block that was taken out of its queue; returns the bytes that came free.
     fn remove_contents(&mut self, key: BlockKey) -> usize {
+        self.changes += 1;
         let block = &mut self.blocks[key];
         let freed = std::mem::take(&mut block.footprint_bytes);
         block.place = Where::Nowhere;

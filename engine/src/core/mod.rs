@@ -3,12 +3,14 @@
 //! | file | role |
 //! |---|---|
 //! | `read` | a read's life, from the ring to its answer |
+//! | `ahead` | checking pages ahead of a sequential reader, in idle turns |
 //! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
 //! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
 //! | `timers`, `retry` | deadlines, back-off |
 
+mod ahead;
 mod fill;
 mod index;
 mod metadata;
@@ -22,6 +24,7 @@ mod timers;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ahead::Ahead;
 use fill::{FillKey, Fills};
 use index::{Index, StableMap};
 use metadata::{Finding, LookupKey, Lookups};
@@ -115,6 +118,7 @@ pub struct Core<P: Platform> {
     timers: Timers,
     tags: StableMap<u64, Tagged>,
     stats: CoreStats,
+    ahead: Ahead,
     /// Where a read that lies in several pieces is put together.
     bounce: Vec<u8>,
     get_bytes_max: usize,
@@ -136,6 +140,7 @@ impl<P: Platform> Core<P> {
             timers: Timers::default(),
             tags: StableMap::default(),
             stats: CoreStats::default(),
+            ahead: Ahead::default(),
             bounce: Vec::with_capacity(READ_BYTES_MAX),
             get_bytes_max: fill::get_bytes_max(arena_bytes),
             last_id: 0,
@@ -156,6 +161,10 @@ impl<P: Platform> Core<P> {
         self.start_lookups(now);
         self.start_fills(now);
         self.parts.arena.reclaim();
+        if !progressed && self.ahead.has_work() {
+            self.check_ahead();
+            progressed = true;
+        }
         Turn {
             progressed,
             wake_at: self.timers.next(),

@@ -134,7 +134,7 @@ impl<P: Platform> Core<P> {
         loop {
             match self.look(&read) {
                 Look::Miss => return self.await_bytes(now, read),
-                Look::Hit if self.verify(&read) => return self.reply(read),
+                Look::Hit if self.verify(now, &read) => return self.reply(read),
                 Look::Hit if read.checksum_retries < CHECKSUM_RETRIES_MAX => {
                     read.checksum_retries += 1
                 }
@@ -154,9 +154,13 @@ impl<P: Platform> Core<P> {
     }
 
     /// Checks every page that the read touches; drops the pieces that fail.
-    fn verify(&mut self, read: &Read<P::Reply>) -> bool {
+    fn verify(&mut self, now: Time, read: &Read<P::Reply>) -> bool {
         let mut whole = true;
+        let changes = self.index.changes;
         for span in read.spans() {
+            if self.ahead.take_check(span.block, &span.bytes, now, changes) {
+                continue;
+            }
             let Some(key) = self.index.find(span.block) else {
                 return false;
             };
@@ -203,6 +207,8 @@ impl<P: Platform> Core<P> {
             return self.refuse_unplaced(read);
         };
         let (waited, submitted) = (read.waited, read.submitted);
+        self.ahead
+            .note(read.object.id, read.offset, u64::from(read.len_bytes));
         if end - start == len {
             read.answer.data(&piece.bytes[start..end]);
         } else {

@@ -558,3 +558,33 @@ fn what_was_read_ahead_outlives_a_scan_until_it_is_read() {
         "nothing that was read ahead is fetched again"
     );
 }
+
+#[test]
+fn checking_ahead_hides_no_wrong_page() {
+    let mut bench = Bench::new(64 * MIB, 64 * MIB);
+    let read_to_the_fourth = |bench: &mut Bench| {
+        for n in 2..4 {
+            let outcome = bench.read(n * MIB, MIB, 0);
+            bench.serve_all();
+            expect_bytes(&outcome, n * MIB, MIB);
+        }
+    };
+    bench.read(4 * MIB, MIB, 0);
+    bench.serve_all();
+    let block = bench.object.block(4 * MIB);
+    // Wrong before the check: the read finds it.
+    assert!(bench.core.index.corrupt(block));
+    read_to_the_fourth(&mut bench);
+    let mended = bench.read(4 * MIB, MIB, 0);
+    bench.serve_all();
+    expect_bytes(&mended, 4 * MIB, MIB);
+    assert_eq!(bench.core.stats().checksum_failures, 1);
+    // Wrong after the check, which by then no longer counts.
+    read_to_the_fourth(&mut bench);
+    assert!(bench.core.index.corrupt(block));
+    bench.pass(Duration::from_millis(2));
+    let late = bench.read(4 * MIB, MIB, 0);
+    bench.serve_all();
+    expect_bytes(&late, 4 * MIB, MIB);
+    assert_eq!(bench.core.stats().checksum_failures, 2);
+}
