@@ -173,7 +173,8 @@ pub enum OriginEvent {
 /// deadline; every lease comes back exactly once; bytes are of the version asked for, or the
 /// GET fails with `VersionChanged`.
 pub trait Origin {
-    /// Starts an operation, or gives it back when too many are under way.
+    /// Starts an operation, or gives it back when too many are under way. Only then: the end of one
+    /// of those wakes the core, which is when it tries again.
     ///
     /// # Errors
     /// [`Full`] with the operation, untouched.
