@@ -146,7 +146,7 @@ pub fn random(path: &Path, cache: Cache, threads: usize, seed: u64, until: Until
         }
         let places = file.metadata()?.len() / RANDOM_BYTES as u64;
         anyhow::ensure!(places > 0, "{} is too small", path.display());
-        let mut rng = Rng(seed ^ (thread as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut rng = Rng::of(seed, thread as u64);
         let mut buf = AlignedBuf::new(RANDOM_BYTES);
         barrier.wait();
         let start = Instant::now();
@@ -194,6 +194,12 @@ fn together(threads: usize, work: impl Fn(usize) -> Result<(u64, u64)> + Sync) -
 pub struct Rng(pub u64);
 
 impl Rng {
+    /// A generator for one of several streams of one seed. Mixed first: a stream that began a
+    /// few steps into another would read the same places.
+    pub fn of(seed: u64, stream: u64) -> Self {
+        Self(Rng(Rng(seed).next() ^ stream).next())
+    }
+
     /// The next number.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> u64 {
@@ -202,5 +208,19 @@ impl Rng {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         x ^ (x >> 31)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Rng;
+
+    #[test]
+    fn streams_do_not_meet() {
+        let mut seen = std::collections::HashSet::new();
+        for stream in 0..8 {
+            let mut rng = Rng::of(0, stream);
+            assert!((0..1_000).all(|_| seen.insert(rng.next())));
+        }
     }
 }
