@@ -72,10 +72,20 @@ fn when_and_where() -> String {
         .and_then(|line| line.split(": ").nth(1))
         .unwrap_or("unknown processor");
     let cores = std::thread::available_parallelism().map_or(0, |n| n.get());
+    let mut revision = first_line("git", &["rev-parse", "--short", "HEAD"]);
+    // The page itself is written between figures; only other changes make a revision unsure.
+    if !first_line(
+        "git",
+        &["status", "--porcelain", "-uno", "--", ".", ":!docs"],
+    )
+    .is_empty()
+    {
+        revision.push_str(" with changes");
+    }
     format!(
         "{} at {}; {cores} x {model}, Linux {}",
         first_line("date", &["-u", "+%Y-%m-%d"]),
-        first_line("git", &["describe", "--always", "--dirty"]),
+        revision,
         first_line("uname", &["-r"]),
     )
 }

@@ -87,21 +87,7 @@ fn with_bucket(
     start: Instant,
     stop: &Stop,
 ) -> Result<()> {
-    for batch in sources.batches() {
-        stop.check()?;
-        client.put_all(batch?)?;
-    }
-    overwrite::fill(client)?;
-    say(
-        start,
-        &format!(
-            "bucket s3://{} filled: {}",
-            client.bucket(),
-            sources.summary()
-        ),
-    );
-    stop.check()?;
-
+    fill(client, sources, start, stop)?;
     let point = dir.join("mnt");
     std::fs::create_dir(&point)?;
     let mount = Mount::new(
@@ -149,6 +135,23 @@ fn with_bucket(
         bail!("origin bytes are {ratio:.4} x unique bytes; at most {ORIGIN_RATIO_MAX} is allowed");
     }
     Ok(())
+}
+
+fn fill(client: &BucketClient, sources: &Sources, start: Instant, stop: &Stop) -> Result<()> {
+    for batch in sources.batches() {
+        stop.check()?;
+        client.put_all(batch?)?;
+    }
+    overwrite::fill(client)?;
+    say(
+        start,
+        &format!(
+            "bucket s3://{} filled: {}",
+            client.bucket(),
+            sources.summary()
+        ),
+    );
+    stop.check()
 }
 
 fn say(start: Instant, what: &str) {
