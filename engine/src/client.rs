@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::errors::{OriginError, ReadError};
 use crate::identity::{Bucket, ObjectVersion, Slot};
-use crate::limits::{READ_BYTES_MAX, STRIPE_BYTES};
+use crate::limits::{OBJECT_BYTES_MAX, READ_BYTES_MAX, STRIPE_BYTES};
 use crate::ports::{Clock, Full, ListPage, ListRequest, ObjectMeta, Time};
 use crate::ring::CoreRing;
 use crate::stats::CoreStats;
@@ -250,74 +250,82 @@ impl<R: Reply> Client<R> {
         want_bytes: u32,
         reply: R,
     ) -> Result<(), Full<R>> {
-        if len_bytes as usize > READ_BYTES_MAX {
+        let len = u64::from(len_bytes).min(object.size_bytes.saturating_sub(offset)) as u32;
+        if len_bytes as usize > READ_BYTES_MAX
+            || (len > 0 && offset >= OBJECT_BYTES_MAX - u64::from(len))
+        {
             reply.error(ReadError::Invalid);
             return Ok(());
         }
-        let len = u64::from(len_bytes).min(object.size_bytes.saturating_sub(offset)) as u32;
         if len == 0 {
             reply.data(&[]);
             return Ok(());
         }
         let stripe_left = STRIPE_BYTES as u64 - offset % STRIPE_BYTES as u64;
-        let submitted = self.clock.now();
-        let part = |offset, len_bytes, want_bytes, answer| {
-            Request::Read(ReadRequest {
-                object: object.clone(),
-                offset,
-                len_bytes,
-                want_bytes,
-                submitted,
-                deadline: submitted + self.io_timeout,
-                answer,
-            })
-        };
-        if u64::from(len) <= stripe_left {
-            let want = u64::from(want_bytes.max(len)).min(stripe_left) as u32;
-            let request = part(offset, len, want, Answer::Whole(reply));
-            return self
-                .ring_of_stripe(object, offset)
-                .push(request)
-                .map_err(whole_reply);
+        if u64::from(len) > stripe_left {
+            return self.read_across(object, offset, len, want_bytes, reply);
         }
-        let first = stripe_left as u32;
+        let want = u64::from(want_bytes.max(len)).min(stripe_left) as u32;
+        let request = self.part(object, offset, len, want, Answer::Whole(reply));
+        self.ring_of_stripe(object, offset)
+            .push(request)
+            .map_err(whole_reply)
+    }
+
+    fn part(
+        &self,
+        object: &Arc<ObjectVersion>,
+        offset: u64,
+        len_bytes: u32,
+        want_bytes: u32,
+        answer: Answer<R>,
+    ) -> Request<R> {
+        let submitted = self.clock.now();
+        Request::Read(ReadRequest {
+            object: object.clone(),
+            offset,
+            len_bytes,
+            want_bytes,
+            submitted,
+            deadline: submitted + self.io_timeout,
+            answer,
+        })
+    }
+
+    /// A read that crosses a stripe, in two parts, each to the core that owns its stripe.
+    fn read_across(
+        &self,
+        object: &Arc<ObjectVersion>,
+        offset: u64,
+        len: u32,
+        want_bytes: u32,
+        reply: R,
+    ) -> Result<(), Full<R>> {
+        let next = offset - offset % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
+        let first = (next - offset) as u32;
         let join = Arc::new(Join(Mutex::new(JoinState {
             reply: Some(reply),
             bytes: vec![0; len as usize],
             split: first as usize,
             missing: 2,
         })));
-        let next = offset + stripe_left;
         let want = want_bytes.max(len) - first;
+        let half = |half| Answer::Part(join.clone(), half);
         let requests = [
             (
                 offset,
-                part(
-                    offset,
-                    first,
-                    first,
-                    Answer::Part(join.clone(), Half::First),
-                ),
+                self.part(object, offset, first, first, half(Half::First)),
             ),
             (
                 next,
-                part(
-                    next,
-                    len - first,
-                    want,
-                    Answer::Part(join.clone(), Half::Second),
-                ),
+                self.part(object, next, len - first, want, half(Half::Second)),
             ),
         ];
         for (at, request) in requests {
             if self.ring_of_stripe(object, at).push(request).is_err() {
                 // The other part, if it was pushed, finds the reply gone and is dropped.
-                return join
-                    .0
-                    .lock()
-                    .reply
-                    .take()
-                    .map_or(Ok(()), |reply| Err(Full(reply)));
+                let reply = join.0.lock().reply.take();
+                return reply.map_or(Ok(()), |reply| Err(Full(reply)));
             }
         }
         Ok(())
@@ -327,7 +335,10 @@ impl<R: Reply> Client<R> {
     /// wherever a core has no room for it.
     pub fn prefetch(&self, object: &Arc<ObjectVersion>, offset: u64, len_bytes: u64) {
         let deadline = self.clock.now() + self.io_timeout;
-        let end = offset.saturating_add(len_bytes).min(object.size_bytes);
+        let end = offset
+            .saturating_add(len_bytes)
+            .min(object.size_bytes)
+            .min(OBJECT_BYTES_MAX);
         let mut at = offset;
         while at < end {
             let stripe_end = at - at % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;

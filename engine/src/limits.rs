@@ -27,10 +27,14 @@ pub const BLOCKS_PER_STRIPE: usize = STRIPE_BYTES / BLOCK_BYTES;
 
 /// The longest read that a front end may ask for in one request.
 pub const READ_BYTES_MAX: usize = CHUNK_BYTES;
-/// The longest ranged GET: one stripe.
-pub const GET_BYTES_MAX: usize = STRIPE_BYTES;
-/// Buffers in one GET: a stripe in sub-blocks, the worst case.
-pub const GET_PARTS_MAX: usize = STRIPE_BYTES / SUB_BLOCK_BYTES;
+/// The longest ranged GET. Long enough that its first byte's delay is a small part of it, short
+/// enough that a sequential reader's window has several under way.
+pub const GET_BYTES_MAX: usize = 2 * BLOCK_BYTES;
+/// One GET takes at most one part in this many of a core's arena, so that several fit.
+pub const GET_ARENA_SHARE: usize = 8;
+
+/// The largest object: a block's index is 32 bits wide. S3's own limit is far below.
+pub const OBJECT_BYTES_MAX: u64 = (u32::MAX as u64) * BLOCK_BYTES as u64;
 
 /// Slots of the placement table.
 pub const SLOTS: u32 = 65_536;
@@ -56,12 +60,13 @@ pub const POLL_BUDGET: usize = 256;
 
 /// The smallest arena that one core can work with.
 pub const ARENA_BYTES_MIN: usize = 16 << 20;
-/// Bytes of index that an entry is counted with (block, map slot, queue links, checksums apart).
-pub const INDEX_ENTRY_BYTES: usize = 512;
+/// Bytes that a block with one small piece takes beside its buffer: entry, map slot, queue links,
+/// table of pieces, checksums, rounded up. `core::index` checks its part of it.
+pub const INDEX_ENTRY_BYTES: usize = 1_024;
 /// The index may take one part in this many of a core's memory.
 pub const INDEX_SHARE: usize = 16;
-/// Ghost entries kept for each block that the memory tier could hold.
-pub const GHOSTS_PER_BLOCK: usize = 4;
+/// Ghost entries kept for each sub-block that the memory tier could hold.
+pub const GHOSTS_PER_SUB_BLOCK: usize = 4;
 /// The hit counter of an S3-FIFO entry saturates here.
 pub const HITS_MAX: u8 = 3;
 /// S3-FIFO's small queue holds one part in this many of the memory tier.
@@ -80,6 +85,9 @@ pub const CHECKSUM_RETRIES_MAX: u8 = 1;
 pub const CHECK_AHEAD_BYTES_MIN: usize = 128 << 10;
 /// A check ahead of a read counts for this long.
 pub const CHECK_VALID_US: u64 = 1_000;
+
+/// One line of each kind of failure is logged in so many seconds; the rest is counted.
+pub const LOG_EVERY_S: u64 = 10;
 
 /// Longest key that S3 allows.
 pub const KEY_BYTES_MAX: usize = 1_024;

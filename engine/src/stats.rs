@@ -14,7 +14,7 @@ pub enum Reason {
     Prefetch,
     /// Arrived, but in an attempt that failed before they were whole; read again.
     Retry,
-    /// A reader asked for what had been evicted.
+    /// Of a block that had been evicted not long ago.
     Evicted,
     /// The owner changed (groups).
     RingMoved,
@@ -112,6 +112,8 @@ pub struct CoreStats {
     pub lists: u64,
     /// Attempts after a failed one.
     pub retries: u64,
+    /// Attempts that failed, of every kind but "not found" and cancellation.
+    pub origin_errors: u64,
     /// Origin bytes by reason.
     pub ledger: Ledger,
     /// Blocks evicted.
@@ -156,6 +158,7 @@ impl Default for CoreStats {
             heads: 0,
             lists: 0,
             retries: 0,
+            origin_errors: 0,
             ledger: Ledger::default(),
             evictions: 0,
             checksum_failures: 0,
@@ -187,6 +190,7 @@ impl CoreStats {
         self.heads += other.heads;
         self.lists += other.lists;
         self.retries += other.retries;
+        self.origin_errors += other.origin_errors;
         for reason in Reason::ALL {
             self.ledger.book(reason, other.ledger.bytes(reason));
         }

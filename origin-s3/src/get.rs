@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use aws_sdk_s3::operation::get_object::GetObjectOutput;
 use aws_sdk_s3::primitives::{ByteStream, DateTime};
@@ -10,12 +11,16 @@ use forebay_engine::arena::Lease;
 use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::{ObjectVersion, Validator};
 use forebay_engine::ports::{GetOp, OriginEvent, OriginTag, Time};
-use tokio::time::timeout;
+use tokio::sync::{AcquireError, SemaphorePermit};
+use tokio::time::{Instant, timeout};
 
 use crate::errors::{Attempt, causes, chain};
 use crate::metadata::usable_etag;
 use crate::port::Mailbox;
 use crate::runtime::Shared;
+
+/// How often a slow GET tells the core that it is alive.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
 /// A GET's leases on their way. Dropped without `finish` (cancelled, runtime gone) it sends the
 /// final event all the same.
@@ -30,6 +35,8 @@ struct Job {
     received_bytes: u64,
     filled_bytes: u64,
     done: bool,
+    /// When the core last heard of this GET.
+    told: Instant,
 }
 
 impl Job {
@@ -46,6 +53,15 @@ impl Job {
             received_bytes: 0,
             filled_bytes: 0,
             done: false,
+            told: Instant::now(),
+        }
+    }
+
+    /// Tells the core, at most once a second, that the GET has not stalled.
+    fn tell_progress(&mut self) {
+        if self.told.elapsed() >= PROGRESS_EVERY {
+            self.told = Instant::now();
+            self.mailbox.send(OriginEvent::Progress { tag: self.tag });
         }
     }
 
@@ -53,6 +69,7 @@ impl Job {
     /// as received and dropped.
     fn take(&mut self, mut piece: &[u8]) {
         self.received_bytes += piece.len() as u64;
+        self.tell_progress();
         self.shared
             .counting
             .get_bytes
@@ -179,7 +196,7 @@ async fn fetch(asked: &Asked, shared: &Shared, job: &mut Job) -> Result<(), Orig
         ));
     }
     // The permit is held for as long as the body occupies a connection.
-    let Ok(_permit) = shared.gets.acquire().await else {
+    let Ok(_permit) = permit(shared, job).await else {
         return Err(attempt().error(OriginErrorKind::Cancelled, "shutting down"));
     };
     let mut request = shared
@@ -203,6 +220,21 @@ async fn fetch(asked: &Asked, shared: &Shared, job: &mut Job) -> Result<(), Orig
     receive(answer.body, answer.content_length.is_some(), job)
         .await
         .map_err(|(kind, what)| attempt().error(kind, what))
+}
+
+/// A connection's permit. Waiting for one is not a stall: the core is told so.
+async fn permit<'a>(
+    shared: &'a Shared,
+    job: &mut Job,
+) -> Result<SemaphorePermit<'a>, AcquireError> {
+    let acquire = shared.gets.acquire();
+    tokio::pin!(acquire);
+    loop {
+        match timeout(PROGRESS_EVERY, &mut acquire).await {
+            Ok(permit) => return permit,
+            Err(_) => job.tell_progress(),
+        }
+    }
 }
 
 type Wrong = (OriginErrorKind, String);

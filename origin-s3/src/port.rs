@@ -95,7 +95,7 @@ impl Origin for S3Origin {
     fn poll(&mut self) -> Option<OriginEvent> {
         let event = self.mailbox.events.pop()?;
         match &event {
-            OriginEvent::Filled { .. } => {}
+            OriginEvent::Filled { .. } | OriginEvent::Progress { .. } => {}
             OriginEvent::GetDone { tag, .. } => {
                 self.running.remove(tag);
                 self.gets -= 1;

@@ -128,11 +128,6 @@ impl Frozen {
     pub fn footprint_bytes(&self) -> usize {
         self.0.class().bytes()
     }
-
-    /// Whether someone else shares the buffer.
-    pub fn is_shared(&self) -> bool {
-        Rc::strong_count(&self.0) > 1
-    }
 }
 
 /// Free frames of one class below a chunk, by their parent's offset, so that whole families join.

@@ -59,14 +59,17 @@ impl Ahead {
         now: Time,
         changes: u64,
     ) -> bool {
-        let Some((place, at, then)) = self.checked.take() else {
-            return false;
-        };
-        let covers = place.bytes.start <= bytes.start && bytes.end <= place.bytes.end;
-        place.block == block
-            && covers
-            && then == changes
-            && now.since(at) <= Duration::from_micros(CHECK_VALID_US)
+        let counts = self.checked.as_ref().is_some_and(|(place, at, then)| {
+            place.block == block
+                && place.bytes.start <= bytes.start
+                && bytes.end <= place.bytes.end
+                && *then == changes
+                && now.since(*at) <= Duration::from_micros(CHECK_VALID_US)
+        });
+        if counts {
+            self.checked = None;
+        }
+        counts
     }
 }
 

@@ -13,6 +13,7 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::index::{BlockKey, Filling, Mask, Piece, mask};
 use super::timers::Due;
@@ -21,8 +22,9 @@ use crate::arena::{Denied, Lease, Share};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::{BlockId, ObjectVersion};
 use crate::limits::{
-    BLOCK_BYTES, CHUNK_BYTES, FILLS_PER_CORE_MAX, GETS_PER_CORE_MAX, PREFETCH_GETS_PER_CORE_MAX,
-    STRIPE_BYTES, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK, SUB_BLOCKS_PER_CHUNK,
+    CHUNK_BYTES, FILLS_PER_CORE_MAX, GET_ARENA_SHARE, GET_BYTES_MAX, GETS_PER_CORE_MAX,
+    PREFETCH_GETS_PER_CORE_MAX, STRIPE_BYTES, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK,
+    SUB_BLOCKS_PER_CHUNK,
 };
 use crate::ports::{Class, Full, GetOp, Origin, OriginOp, OriginTag, Platform, Time};
 use crate::stats::Reason;
@@ -96,6 +98,16 @@ impl Fills {
         match class {
             Class::Demand => self.demand.push_back(key),
             Class::Prefetch | Class::WarmUp => self.prefetch.push_back(key),
+        }
+    }
+
+    /// Takes off the prefetch queue's head what was promoted (it is in the other queue as well) or
+    /// has ended, so that the queue does not outgrow the fills while nothing can start.
+    fn drop_promoted(&mut self) {
+        while let Some(key) = self.prefetch.front().copied()
+            && self.get(key).is_none_or(|fill| fill.class == Class::Demand)
+        {
+            self.prefetch.pop_front();
         }
     }
 
@@ -215,6 +227,9 @@ impl<P: Platform> Core<P> {
     ) {
         let mut sub = run.start;
         while sub < run.end {
+            // What nobody waits for must not stand before what somebody does.
+            let asked = sub * (SUB_BLOCK_BYTES as u64) < demand.end;
+            let class = if asked { class } else { Class::Prefetch };
             if class != Class::Demand && self.fills.len() >= FILLS_PER_CORE_MAX {
                 self.stats.prefetch_dropped += 1;
                 return;
@@ -225,7 +240,7 @@ impl<P: Platform> Core<P> {
             };
             let mut parts = VecDeque::new();
             let mut bytes = 0;
-            while sub < run.end && bytes < self.get_bytes_max {
+            while sub < run.end && (bytes == 0 || bytes + CHUNK_BYTES <= self.get_bytes_max) {
                 let part = self.promise(object, sub..run.end, demand, class, key);
                 sub += part.subs as u64;
                 bytes += part.len_bytes;
@@ -299,6 +314,7 @@ impl<P: Platform> Core<P> {
 
     /// Starts what is queued, as far as the origin and the arena have room.
     pub(super) fn start_fills(&mut self, now: Time) {
+        self.fills.drop_promoted();
         while self.fills.running < GETS_PER_CORE_MAX {
             let Some(key) = self.fills.demand.pop_front() else {
                 break;
@@ -312,13 +328,7 @@ impl<P: Platform> Core<P> {
             let Some(key) = self.fills.prefetch.pop_front() else {
                 break;
             };
-            if self
-                .fills
-                .get(key)
-                .is_some_and(|fill| fill.class == Class::Demand)
-            {
-                continue; // Promoted: it is in the other queue as well.
-            }
+            self.fills.drop_promoted();
             match self.start(now, key) {
                 Start::Started | Start::Stale => {}
                 Start::OriginFull => {
@@ -446,7 +456,6 @@ impl<P: Platform> Core<P> {
 
     /// The next lease of a GET is full.
     pub(super) fn part_filled(&mut self, now: Time, key: FillKey, lease: Lease) {
-        let stall = retry::stall_limit(self.config.io_timeout);
         let Some(fill) = self.fills.get(key) else {
             return;
         };
@@ -455,19 +464,10 @@ impl<P: Platform> Core<P> {
         };
         debug_assert_eq!(lease.len(), part.len_bytes, "leases come back in order");
         fill.attempt = 0;
-        if let State::Running {
-            stalls_at,
-            progressed,
-            ..
-        } = &mut fill.state
-        {
-            let old = *stalls_at;
-            *stalls_at = (now + stall).min(fill.deadline.max(now));
+        if let State::Running { progressed, .. } = &mut fill.state {
             *progressed = true;
-            let new = *stalls_at;
-            self.timers.clear(old, Due::Fill(key));
-            self.timers.set(new, Due::Fill(key));
         }
+        self.get_progressed(now, key);
         self.stats.ledger.book(part.reason, part.len_bytes as u64);
         let frozen = self.parts.arena.freeze(lease);
         let seed = self.index.block(part.block).seed;
@@ -479,6 +479,20 @@ impl<P: Platform> Core<P> {
         );
         self.unpromise(part.block, key, part.mask());
         self.wake_readers(now, part.block, part.mask());
+    }
+
+    /// Bytes of a GET are coming, though no lease is full yet: it has not stalled.
+    pub(super) fn get_progressed(&mut self, now: Time, key: FillKey) {
+        let stall = retry::stall_limit(self.config.io_timeout);
+        let Some(fill) = self.fills.get(key) else {
+            return;
+        };
+        if let State::Running { stalls_at, .. } = &mut fill.state {
+            let old = std::mem::replace(stalls_at, (now + stall).min(fill.deadline.max(now)));
+            let new = *stalls_at;
+            self.timers.clear(old, Due::Fill(key));
+            self.timers.set(new, Due::Fill(key));
+        }
     }
 
     fn unpromise(&mut self, block: BlockKey, fill: FillKey, brought: Mask) {
@@ -501,43 +515,55 @@ impl<P: Platform> Core<P> {
         wasted_bytes: u64,
     ) {
         self.fills.running -= 1;
+        let reason = match &result {
+            Err(error) if error.kind == OriginErrorKind::VersionChanged => Reason::VersionChanged,
+            _ => Reason::Retry,
+        };
+        self.stats.ledger.book(reason, wasted_bytes);
+        let shutting_down = self.shutting_down;
         let Some(fill) = self.fills.get(key) else {
             return;
         };
-        let progressed = match fill.state {
-            State::Running {
-                stalls_at,
-                progressed,
-                ..
-            } => {
-                self.timers.clear(stalls_at, Due::Fill(key));
-                progressed
-            }
-            _ => false,
-        };
+        let (mut progressed, mut stalled) = (false, false);
+        if let State::Running {
+            stalls_at,
+            progressed: some,
+            cancelled,
+            ..
+        } = fill.state
+        {
+            self.timers.clear(stalls_at, Due::Fill(key));
+            (progressed, stalled) = (some, cancelled);
+        }
         if fill.parts.is_empty() {
             self.fills.all.remove(key.slot);
             return;
         }
         let error = match result {
             // There was room for some of the leases only: on with the rest.
-            Ok(()) if progressed => {
+            Ok(()) if progressed && !shutting_down => {
                 fill.state = State::Queued;
                 let class = fill.class;
                 return self.fills.enqueue(key, class);
             }
             Ok(()) => OriginError::new(
                 OriginErrorKind::BadAnswer,
-                "the origin ended a GET without bytes",
+                "the origin ended a GET before its bytes had all come",
             ),
+            Err(error) if error.kind == OriginErrorKind::Cancelled && stalled && !shutting_down => {
+                stall_error(&fill.object, self.config.io_timeout)
+            }
             Err(error) => error,
         };
-        let reason = match error.kind {
-            OriginErrorKind::VersionChanged => Reason::VersionChanged,
-            _ => Reason::Retry,
-        };
-        self.stats.ledger.book(reason, wasted_bytes);
+        self.count_origin_error(error.kind);
         self.retry_or_fail(now, key, error);
+    }
+
+    /// Counts a failed attempt, unless it is an answer of a kind or our own doing.
+    pub(super) fn count_origin_error(&mut self, kind: OriginErrorKind) {
+        if !matches!(kind, OriginErrorKind::NotFound | OriginErrorKind::Cancelled) {
+            self.stats.origin_errors += 1;
+        }
     }
 
     fn retry_or_fail(&mut self, now: Time, key: FillKey, error: OriginError) {
@@ -555,13 +581,16 @@ impl<P: Platform> Core<P> {
         let worthwhile =
             fill.class == Class::Demand && until < fill.deadline && !self.shutting_down;
         if error.kind.is_transient() && worthwhile {
-            tracing::debug!(object = %fill.object.key, attempt = fill.attempt, %error, "origin GET failed; trying again");
+            tracing::debug!(object = ?fill.object.key, attempt = fill.attempt, %error, "origin GET failed; trying again");
             fill.state = State::BackingOff { until };
             self.timers.set(until, Due::Fill(key));
             return;
         }
-        if fill.class == Class::Demand {
-            tracing::warn!(object = %fill.object.key, %error, "origin GET failed");
+        if fill.class == Class::Demand
+            && !self.shutting_down
+            && let Some(left_out) = self.fill_log.open(now)
+        {
+            tracing::warn!(object = ?fill.object.key, %error, left_out, "origin GET failed");
         }
         let error = match error.kind {
             OriginErrorKind::VersionChanged => ReadError::VersionChanged,
@@ -633,9 +662,20 @@ impl<P: Platform> Core<P> {
     }
 }
 
+fn stall_error(object: &ObjectVersion, io_timeout: Duration) -> OriginError {
+    let span_s = retry::stall_limit(io_timeout).as_secs_f32();
+    let (bucket, key) = (&object.bucket, &object.key);
+    OriginError::new(
+        OriginErrorKind::Timeout,
+        format!(
+            "GET {bucket}/{key:?}: no byte came for {span_s:.1} s; see whether the endpoint \
+             answers, or raise --io-timeout"
+        ),
+    )
+}
+
 /// The longest GET that an arena of this size should see: long enough for throughput, short
 /// enough that a few fit at a time.
 pub(super) fn get_bytes_max(arena_bytes: usize) -> usize {
-    const TARGET_BYTES: usize = 2 * BLOCK_BYTES;
-    (arena_bytes / 16).clamp(CHUNK_BYTES, TARGET_BYTES)
+    (arena_bytes / GET_ARENA_SHARE).clamp(CHUNK_BYTES, GET_BYTES_MAX)
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::Range;
 
 use slab::Slab;
 
@@ -114,6 +115,8 @@ pub(super) struct Block {
     pub waiters: Vec<Waiter>,
     /// Read since the last hit was counted.
     touched: Mask,
+    /// Where the last read ended, by offset in the block.
+    last_end: u32,
     hits: u8,
     place: Where,
     footprint_bytes: usize,
@@ -121,6 +124,12 @@ pub(super) struct Block {
     /// The block was evicted not long ago.
     pub was_evicted: bool,
 }
+
+// An entry, its table of pieces, and the piece's own allocations and map slot (192).
+const _: () = assert!(
+    size_of::<Block>() + SUB_BLOCKS_PER_CHUNK * size_of::<Option<Piece>>() + 192
+        <= INDEX_ENTRY_BYTES
+);
 
 impl Block {
     fn new(id: BlockId, was_evicted: bool) -> Self {
@@ -133,6 +142,7 @@ impl Block {
             fills: Vec::new(),
             waiters: Vec::new(),
             touched: 0,
+            last_end: 0,
             hits: 0,
             place: Where::Nowhere,
             footprint_bytes: 0,
@@ -273,14 +283,22 @@ impl Index {
         &mut self.blocks[key]
     }
 
-    /// Counts a read of `range`; a hit only when it was read before, so that one pass over a block
-    /// in small reads counts as no hit at all.
-    pub fn touch(&mut self, key: BlockKey, range: Mask) {
+    /// Counts a read of bytes `range`; a hit only when it was read before, so that one pass over a
+    /// block, in reads of whatever size, counts as no hit at all.
+    pub fn touch(&mut self, key: BlockKey, range: Range<usize>) {
         let block = &mut self.blocks[key];
-        if block.touched & range == 0 {
-            block.touched |= range;
+        let touches = mask_of_bytes(range.start, range.end);
+        // A read that continues the one before shares its first sub-block with it.
+        let continues = range.start as u32 == block.last_end;
+        let seam = match continues && !range.start.is_multiple_of(SUB_BLOCK_BYTES) {
+            true => mask(range.start / SUB_BLOCK_BYTES, 1),
+            false => 0,
+        };
+        block.last_end = range.end as u32;
+        if block.touched & touches & !seam == 0 {
+            block.touched |= touches;
         } else {
-            block.touched = range;
+            block.touched = touches;
             block.hits = (block.hits + 1).min(HITS_MAX);
         }
     }
@@ -427,6 +445,11 @@ impl Index {
         }
         self.forget_if_idle(key);
         freed
+    }
+
+    #[cfg(test)]
+    pub fn hits(&self, key: BlockKey) -> u8 {
+        self.blocks[key].hits
     }
 
     #[cfg(test)]

@@ -34,6 +34,18 @@ enum Question {
     List(ListRequest),
 }
 
+impl Question {
+    /// What is asked for, for people.
+    fn subject(&self) -> String {
+        match self {
+            Question::Head(bucket, key) => format!("attributes of {bucket}/{key:?}"),
+            Question::List(request) => {
+                format!("listing of {}/{:?}", request.bucket, request.prefix)
+            }
+        }
+    }
+}
+
 /// What the origin said.
 #[derive(Clone, Debug)]
 pub(super) enum Finding {
@@ -76,13 +88,20 @@ enum State {
 pub(super) struct Lookup {
     id: u64,
     question: Question,
-    /// In the order of their deadlines, since every request gets the same span.
+    /// In no order: deadlines are stamped before requests race into the ring.
     askers: VecDeque<(Time, Asker)>,
     attempt: u32,
     state: State,
     /// When the state machine must move by itself: attempt stalled, back-off over.
     step_at: Time,
     timer_at: Time,
+}
+
+impl Lookup {
+    fn last_deadline(&self) -> Time {
+        let deadlines = self.askers.iter().map(|(deadline, _)| *deadline);
+        deadlines.max().unwrap_or_default()
+    }
 }
 
 /// Metadata requests under way.
@@ -187,7 +206,7 @@ impl<P: Platform> Core<P> {
             if !matches!(lookup.state, State::Ready) {
                 continue;
             }
-            let deadline = lookup.askers.back().map_or(now, |(deadline, _)| *deadline);
+            let deadline = lookup.last_deadline();
             let (op, is_head) = match lookup.question.clone() {
                 Question::Head(bucket, key) => (
                     OriginOp::Head(HeadOp {
@@ -243,17 +262,25 @@ impl<P: Platform> Core<P> {
             Err(error) => error,
         };
         lookup.attempt += 1;
-        let last = lookup.askers.back().map_or(now, |(deadline, _)| *deadline);
-        let until = now + retry::backoff(lookup.attempt, &mut self.parts.rng);
-        if !error.kind.is_transient() || until >= last || self.shutting_down {
-            return self.end_lookup(key, Err(error));
+        let (attempt, last) = (lookup.attempt, lookup.last_deadline());
+        let subject = lookup.question.subject();
+        self.count_origin_error(error.kind);
+        let until = now + retry::backoff(attempt, &mut self.parts.rng);
+        if error.kind.is_transient() && until < last && !self.shutting_down {
+            tracing::debug!(%subject, attempt, %error, "asking the origin failed; trying again");
+            if let Some(lookup) = self.lookups.get(key) {
+                lookup.state = State::BackingOff;
+                lookup.step_at = until;
+            }
+            return self.set_lookup_timer(key);
         }
-        if let Some(lookup) = self.lookups.get(key) {
-            tracing::debug!(question = ?lookup.question, attempt = lookup.attempt, %error, "trying again");
-            lookup.state = State::BackingOff;
-            lookup.step_at = until;
+        if error.kind != OriginErrorKind::NotFound
+            && !self.shutting_down
+            && let Some(left_out) = self.lookup_log.open(now)
+        {
+            tracing::warn!(%subject, %error, left_out, "asking the origin failed");
         }
-        self.set_lookup_timer(key);
+        self.end_lookup(key, Err(error));
     }
 
     fn end_lookup(&mut self, key: LookupKey, result: Result<Finding, OriginError>) {
@@ -274,14 +301,10 @@ impl<P: Platform> Core<P> {
             return;
         };
         lookup.timer_at = Time::NEVER;
-        let mut late = Vec::new();
-        while lookup
-            .askers
-            .front()
-            .is_some_and(|(deadline, _)| *deadline <= now)
-        {
-            late.extend(lookup.askers.pop_front());
-        }
+        let (late, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut lookup.askers)
+            .into_iter()
+            .partition(|(deadline, _)| *deadline <= now);
+        lookup.askers = rest;
         let error = timeout_error(&lookup.question);
         let mut cancel = None;
         let forsaken = lookup.askers.is_empty();
@@ -337,17 +360,11 @@ impl<P: Platform> Core<P> {
 }
 
 fn timeout_error(question: &Question) -> OriginError {
-    let what = match question {
-        Question::Head(bucket, key) => {
-            format!("no answer for the attributes of {bucket}/{key} in time")
-        }
-        Question::List(request) => format!(
-            "no listing of {}/{} in time",
-            request.bucket, request.prefix
-        ),
-    };
     OriginError::new(
         OriginErrorKind::Timeout,
-        format!("{what}; see whether the endpoint answers, or raise --io-timeout"),
+        format!(
+            "no {} in time; see whether the endpoint answers, or raise --io-timeout",
+            question.subject()
+        ),
     )
 }

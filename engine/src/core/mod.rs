@@ -9,10 +9,12 @@
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
 //! | `timers`, `retry` | deadlines, back-off |
+//! | `log_gate` | one line a span for each kind of failure |
 
 mod ahead;
 mod fill;
 mod index;
+mod log_gate;
 mod metadata;
 mod read;
 mod retry;
@@ -27,6 +29,7 @@ use std::time::Duration;
 use ahead::Ahead;
 use fill::{FillKey, Fills};
 use index::{Index, StableMap};
+use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
 use read::Read;
 use timers::{Due, Timers};
@@ -34,7 +37,8 @@ use timers::{Due, Timers};
 use crate::arena::Arena;
 use crate::client::{PrefetchRequest, Request};
 use crate::limits::{
-    METADATA_PER_CORE_MAX, POLL_BUDGET, READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
+    METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET, READ_BYTES_MAX, READS_PER_CORE_MAX,
+    RING_BUDGET,
 };
 use crate::ports::{Class, Clock, Origin, OriginEvent, OriginTag, Platform, Time};
 use crate::ring::CoreRing;
@@ -119,6 +123,9 @@ pub struct Core<P: Platform> {
     tags: StableMap<u64, Tagged>,
     stats: CoreStats,
     ahead: Ahead,
+    fill_log: LogGate,
+    lookup_log: LogGate,
+    checksum_log: LogGate,
     /// Where a read that lies in several pieces is put together.
     bounce: Vec<u8>,
     get_bytes_max: usize,
@@ -141,6 +148,9 @@ impl<P: Platform> Core<P> {
             tags: StableMap::default(),
             stats: CoreStats::default(),
             ahead: Ahead::default(),
+            fill_log: LogGate::default(),
+            lookup_log: LogGate::default(),
+            checksum_log: LogGate::default(),
             bounce: Vec::with_capacity(READ_BYTES_MAX),
             get_bytes_max: fill::get_bytes_max(arena_bytes),
             last_id: 0,
@@ -213,6 +223,11 @@ impl<P: Platform> Core<P> {
                         self.part_filled(now, key, lease);
                     }
                 }
+                OriginEvent::Progress { tag } => {
+                    if let Some(Tagged::Fill(key)) = self.tags.get(&tag.0).copied() {
+                        self.get_progressed(now, key);
+                    }
+                }
                 OriginEvent::GetDone {
                     tag,
                     result,
@@ -276,7 +291,8 @@ impl<P: Platform> Core<P> {
         } = request;
         let end = offset
             .saturating_add(u64::from(len_bytes))
-            .min(object.size_bytes);
+            .min(object.size_bytes)
+            .min(OBJECT_BYTES_MAX);
         if !self.shutting_down && offset < end && deadline > now {
             self.plan(&object, offset..end, end, Class::Prefetch, deadline);
         }

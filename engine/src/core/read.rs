@@ -20,7 +20,8 @@ use crate::client::{Answer, ReadRequest};
 use crate::errors::ReadError;
 use crate::identity::{BlockId, ObjectVersion};
 use crate::limits::{
-    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, READ_BYTES_MAX, STRIPE_BYTES, SUB_BLOCK_BYTES,
+    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, OBJECT_BYTES_MAX, READ_BYTES_MAX, STRIPE_BYTES,
+    SUB_BLOCK_BYTES,
 };
 use crate::ports::{Class, Clock, Platform, Time};
 
@@ -100,7 +101,7 @@ impl<P: Platform> Core<P> {
         let in_stripe = offset % STRIPE_BYTES as u64 + u64::from(len_bytes) <= STRIPE_BYTES as u64;
         let in_object = offset
             .checked_add(u64::from(len_bytes))
-            .is_some_and(|end| end <= object.size_bytes);
+            .is_some_and(|end| end <= object.size_bytes.min(OBJECT_BYTES_MAX));
         let refusal = if self.shutting_down {
             Some(ReadError::Shutdown)
         } else if len_bytes as usize > READ_BYTES_MAX || !in_stripe || !in_object {
@@ -173,10 +174,12 @@ impl<P: Platform> Core<P> {
             for first_page in bad {
                 whole = false;
                 self.stats.checksum_failures += 1;
-                tracing::warn!(
-                    object = %read.object.key, block = span.block.index, page = first_page,
-                    "cached bytes failed their checksum; they are dropped and fetched again"
-                );
+                if let Some(left_out) = self.checksum_log.open(now) {
+                    tracing::warn!(
+                        object = ?read.object.key, block = span.block.index, page = first_page, left_out,
+                        "cached bytes failed their checksum; they are dropped and fetched again"
+                    );
+                }
                 self.index.spoil(
                     key,
                     first_page * crate::limits::PAGE_BYTES / SUB_BLOCK_BYTES,
@@ -193,8 +196,7 @@ impl<P: Platform> Core<P> {
         for (n, span) in read.spans().enumerate() {
             keys[n] = self.index.find(span.block);
             if let Some(key) = keys[n] {
-                self.index
-                    .touch(key, mask_of_bytes(span.bytes.start, span.bytes.end));
+                self.index.touch(key, span.bytes.clone());
             }
         }
         let mut slices = read.spans().zip(keys).flat_map(|(span, key)| {

@@ -10,7 +10,7 @@ use std::hash::{Hash, Hasher};
 
 use super::index::{BlockKey, IdHasher, StableMap};
 use crate::identity::BlockId;
-use crate::limits::{GHOSTS_PER_BLOCK, SMALL_QUEUE_SHARE, SUB_BLOCK_BYTES};
+use crate::limits::{GHOSTS_PER_SUB_BLOCK, SMALL_QUEUE_SHARE, SUB_BLOCK_BYTES};
 
 /// In which queue a block is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl Queues {
             small_bytes_max: arena_bytes / SMALL_QUEUE_SHARE,
             ghosts: VecDeque::new(),
             ghost_counts: StableMap::default(),
-            ghosts_max: arena_bytes / SUB_BLOCK_BYTES * GHOSTS_PER_BLOCK,
+            ghosts_max: arena_bytes / SUB_BLOCK_BYTES * GHOSTS_PER_SUB_BLOCK,
         }
     }
 

@@ -14,6 +14,7 @@ use crate::arena::Lease;
 use crate::client::{Answer, ReadRequest, Reply};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::{Bucket, ObjectVersion, Validator};
+use crate::limits::OBJECT_BYTES_MAX;
 use crate::ports::*;
 use crate::ring::{CoreRing, Doorbell};
 use crate::stats::Reason;
@@ -587,4 +588,169 @@ fn checking_ahead_hides_no_wrong_page() {
     bench.serve_all();
     expect_bytes(&late, 4 * MIB, MIB);
     assert_eq!(bench.core.stats().checksum_failures, 2);
+}
+
+#[test]
+fn askers_whose_deadlines_are_out_of_order_are_each_answered_in_time() {
+    let mut bench = Bench::new(16 * MIB, MIB);
+    let answers = Arc::new(Mutex::new(Vec::new()));
+    for later in [Duration::from_millis(1), Duration::ZERO] {
+        let answers = answers.clone();
+        let request = crate::client::HeadRequest {
+            bucket: bench.object.bucket.clone(),
+            key: "key".into(),
+            deadline: bench.clock.now() + TIMEOUT + later,
+            reply: Box::new(move |_| answers.lock().push(later)),
+        };
+        bench.ring.push(Request::Head(request)).unwrap();
+    }
+    bench.turn();
+    bench.pass(TIMEOUT);
+    assert_eq!(*answers.lock(), [Duration::ZERO]);
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(answers.lock().len(), 2);
+}
+
+#[test]
+fn sizes_that_no_origin_has_are_refused_and_not_walked() {
+    for size in [OBJECT_BYTES_MAX + 1, i64::MAX as u64, u64::MAX] {
+        let mut bench = Bench::new(16 * MIB, size);
+        for offset in [OBJECT_BYTES_MAX - 10, 1 << 54, size - 20] {
+            let outcome = bench.read(offset, 20, 0);
+            bench.turn();
+            assert_eq!(
+                *outcome.lock(),
+                [Err(ReadError::Invalid)],
+                "{size} {offset}"
+            );
+        }
+        let request = PrefetchRequest {
+            object: bench.object.clone(),
+            offset: 1 << 54,
+            len_bytes: 16 * MIB as u32,
+            deadline: bench.clock.now() + TIMEOUT,
+        };
+        bench.ring.push(Request::Prefetch(request)).unwrap();
+        let near = bench.read(MIB, KIB, 0);
+        bench.serve_all();
+        expect_bytes(&near, MIB, KIB);
+    }
+}
+
+#[test]
+fn a_slow_get_that_makes_progress_is_not_given_up() {
+    let mut bench = Bench::new(64 * MIB, 64 * MIB);
+    let outcome = bench.read(0, MIB, 0);
+    bench.turn();
+    let get = bench.next_get();
+    for _ in 0..5 {
+        bench.pass(TIMEOUT / 6);
+        bench.push(OriginEvent::Progress { tag: get.tag });
+        bench.turn();
+    }
+    assert!(bench.origin.0.borrow().cancelled.is_empty());
+    let tag = get.tag;
+    for lease in get.leases {
+        bench.push(OriginEvent::Filled {
+            tag,
+            lease: filled(lease, 0),
+        });
+    }
+    bench.push(OriginEvent::GetDone {
+        tag,
+        result: Ok(()),
+        unfilled: Vec::new(),
+        wasted_bytes: 0,
+    });
+    bench.turn();
+    expect_bytes(&outcome, 0, MIB);
+}
+
+#[test]
+fn bytes_beyond_the_demand_stand_behind_another_readers_miss() {
+    let mut bench = Bench::new(1024 * MIB, 1024 * MIB);
+    // Each reader's window makes two GETs; there are as many readers as GETs may run.
+    for n in 0..64 {
+        bench.read(n * 16 * MIB, 64 * KIB, 16 * MIB);
+    }
+    bench.turn();
+    let gets = bench.gets();
+    assert!(
+        (0..64).all(|n| gets.contains(&(n * 16 * MIB, 8 * MIB))),
+        "{gets:?}"
+    );
+    // A reader that needs what was only wanted makes it urgent.
+    let outcome = bench.read(15 * MIB, 4 * KIB, 0);
+    bench.serve();
+    assert!(bench.gets().contains(&(8 * MIB, 8 * MIB)));
+    bench.serve_all();
+    expect_bytes(&outcome, 15 * MIB, 4 * KIB);
+}
+
+#[test]
+fn bytes_that_came_for_nothing_are_booked_even_when_the_get_succeeded() {
+    let mut bench = Bench::new(64 * MIB, 64 * MIB);
+    bench.read(0, 64 * KIB, 0);
+    bench.turn();
+    let get = bench.next_get();
+    let tag = get.tag;
+    for lease in get.leases {
+        bench.push(OriginEvent::Filled {
+            tag,
+            lease: filled(lease, 0),
+        });
+    }
+    let error = OriginError::new(
+        OriginErrorKind::BadAnswer,
+        "the body is longer than the range",
+    );
+    bench.push(OriginEvent::GetDone {
+        tag,
+        result: Err(error),
+        unfilled: Vec::new(),
+        wasted_bytes: 77,
+    });
+    bench.turn();
+    assert_eq!(bench.core.stats().ledger.total_bytes(), 64 * KIB + 77);
+}
+
+#[test]
+fn one_pass_in_small_reads_is_no_hit_and_two_are() {
+    for (step, start) in [(4 * KIB, 0), (100 * KIB + 7, 0), (KIB, 3)] {
+        let mut bench = Bench::new(64 * MIB, 4 * MIB);
+        let pass = |bench: &mut Bench| {
+            for n in 0..30 {
+                bench.read(start + n * step, step, 0);
+                bench.serve_all();
+            }
+        };
+        pass(&mut bench);
+        let key = bench.core.index.find(bench.object.block(0)).unwrap();
+        assert_eq!(bench.core.index.hits(key), 0, "step {step}");
+        pass(&mut bench);
+        assert!(bench.core.index.hits(key) > 0, "step {step}");
+    }
+}
+
+#[test]
+fn failures_are_counted_and_a_stall_says_so() {
+    let mut bench = Bench::new(64 * MIB, 64 * MIB);
+    let outcome = bench.read(0, KIB, 0);
+    bench.turn();
+    bench.fail(OriginErrorKind::Denied, 0);
+    assert!(outcome.lock()[0].is_err());
+    assert_eq!(bench.core.stats().origin_errors, 1);
+    let outcome = bench.read(0, KIB, 0);
+    bench.turn();
+    for _ in 0..3 {
+        bench.pass(TIMEOUT / 3);
+        if !bench.gets().is_empty() {
+            bench.fail(OriginErrorKind::Cancelled, 0);
+        }
+    }
+    assert!(outcome.lock()[0].is_err());
+    assert!(
+        bench.core.stats().origin_errors >= 2,
+        "a stall counts as a timeout"
+    );
 }

@@ -139,6 +139,12 @@ pub enum OriginEvent {
         /// The lease, all its bytes written.
         lease: Lease,
     },
+    /// A GET that takes long to fill a lease is not stalled: bytes came, or it waits its turn at the
+    /// adapter. At most one a second for each GET is needed.
+    Progress {
+        /// Which GET.
+        tag: OriginTag,
+    },
     /// A GET ended. `Ok` only after every lease came back as `Filled`.
     GetDone {
         /// Which GET; no more events bear this tag.

@@ -156,6 +156,7 @@ impl Origin for SimOrigin {
 fn describe(event: &OriginEvent) -> String {
     match event {
         OriginEvent::Filled { tag, lease } => format!("filled {} len {}", tag.0, lease.len()),
+        OriginEvent::Progress { tag } => format!("progress {}", tag.0),
         OriginEvent::GetDone {
             tag,
             result,

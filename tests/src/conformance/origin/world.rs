@@ -328,6 +328,10 @@ impl<W: OriginWorld> Harness<W> {
                 );
                 return filled.push(lease);
             }
+            OriginEvent::Progress { tag } => {
+                assert!(self.asked.contains_key(&tag), "progress of a GET under way");
+                return;
+            }
             OriginEvent::GetDone {
                 tag,
                 result,
