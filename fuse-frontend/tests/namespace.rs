@@ -13,7 +13,7 @@ use common::{Engine, Store};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::{OriginErrorKind, ReadError};
 use forebay_engine::limits::RING_ENTRIES;
-use forebay_fuse::namespace::{DirSink, Entry, FileVersion, LeftOut, Namespace, ROOT};
+use forebay_fuse::namespace::{DirSink, Entry, FileVersion, LeftOut, LookupError, Namespace, ROOT};
 use forebay_fuse::{MountOptions, ReadReply, reply};
 use fuser::{Errno, FileAttr, FileType};
 use proptest::prelude::*;
@@ -55,6 +55,7 @@ struct Row {
     name: String,
     attr: FileAttr,
     next: u64,
+    ttl: Duration,
 }
 
 /// Takes at most `room` entries.
@@ -70,7 +71,7 @@ impl DirSink for Rows {
         self.plus
     }
 
-    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool {
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr, ttl: Duration) -> bool {
         if self.rows.len() == self.room {
             return true;
         }
@@ -78,6 +79,7 @@ impl DirSink for Rows {
             name: name.to_owned(),
             attr: *attr,
             next,
+            ttl,
         });
         false
     }
@@ -126,6 +128,11 @@ impl Fixture {
     }
 
     fn lookup_os(&self, parent: u64, name: &OsStr) -> Result<Entry, Errno> {
+        self.lookup_with_ttl(parent, name)
+            .map_err(|error| error.errno)
+    }
+
+    fn lookup_with_ttl(&self, parent: u64, name: &OsStr) -> Result<Entry, LookupError> {
         self.wait(|sender| {
             self.namespace.lookup(parent, name, move |found| {
                 sender.send(found).unwrap_or_default()
@@ -148,12 +155,15 @@ impl Fixture {
     }
 
     fn getattr(&self, number: u64) -> Result<FileAttr, Errno> {
+        self.getattr_with_ttl(number).map(|(attr, _)| attr)
+    }
+
+    fn getattr_with_ttl(&self, number: u64) -> Result<(FileAttr, Duration), Errno> {
         self.wait(|sender| {
             self.namespace.getattr(number, move |result| {
                 sender.send(result).unwrap_or_default()
             });
         })
-        .map(|(attr, _)| attr)
     }
 
     fn open(&self, number: u64) -> Result<u64, Errno> {
@@ -386,6 +396,46 @@ fn names_are_remembered_for_their_time_to_live() {
         asked,
         "a listing answers lookups"
     );
+}
+
+#[test]
+fn what_is_remembered_is_handed_on_with_what_is_left_of_its_time_to_live() {
+    let seconds = Duration::from_secs;
+    let options = MountOptions {
+        attr_ttl: seconds(100),
+        entry_ttl: seconds(50),
+        negative_ttl: seconds(40),
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    // The clock runs on while the test does.
+    let near = |ttl: Duration, secs: u64| ttl <= seconds(secs) && ttl > seconds(secs - 5);
+    let absent = |name: &str| fixture.lookup_with_ttl(ROOT, OsStr::new(name)).unwrap_err();
+    (0..20).for_each(|n| fixture.store.put(&format!("n{n:02}"), "x"));
+    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let fresh = fixture.readdir(handle, 2, 5, true).unwrap();
+    assert!(near(fresh[0].ttl, 50));
+    assert!(near(absent("none").ttl, 40));
+    let first = fixture.lookup(ROOT, "n00").unwrap();
+    assert!(near(first.attr_ttl, 100) && near(first.entry_ttl, 50));
+
+    fixture.engine.clock.advance(seconds(30));
+    assert!(near(absent("none").ttl, 10));
+    let later = fixture.lookup(ROOT, "n00").unwrap();
+    assert!(near(later.attr_ttl, 70) && near(later.entry_ttl, 50));
+    assert!(near(
+        fixture.getattr_with_ttl(first.attr.ino.0).unwrap().1,
+        70
+    ));
+
+    fixture.engine.clock.advance(seconds(50));
+    let last = fixture.lookup(ROOT, "n00").unwrap();
+    assert!(near(last.attr_ttl, 20) && near(last.entry_ttl, 20));
+    let held = fixture.readdir(handle, 7, 5, true).unwrap();
+    assert!(near(held[0].ttl, 20), "a page keeps its age");
+    fixture.engine.clock.advance(seconds(30));
+    let old = fixture.readdir(handle, 12, 5, true).unwrap();
+    assert_eq!(old[0].ttl, Duration::ZERO);
 }
 
 #[test]

@@ -7,6 +7,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_engine::ports::{ListPage, Time};
 use fuser::{Errno, FileAttr};
@@ -24,9 +25,10 @@ const FIRST_LISTED: u64 = 2;
 pub trait DirSink: Send + 'static {
     /// Whether entries go out with their attributes (readdirplus): each then counts as a lookup.
     fn with_attributes(&self) -> bool;
-    /// Adds an entry; `next` is the offset that follows it. Returns true, having added nothing,
-    /// when it does not fit.
-    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool;
+    /// Adds an entry; `next` is the offset that follows it, `ttl` how long name and attributes
+    /// may be believed (it says nothing when entries go out without attributes, and for `.` and
+    /// `..`). Returns true, having added nothing, when it does not fit.
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr, ttl: Duration) -> bool;
     /// Sends what was added (nothing: the end of the directory), or an error.
     fn finish(self: Box<Self>, result: Result<(), Errno>);
 }

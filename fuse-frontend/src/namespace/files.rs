@@ -47,7 +47,7 @@ impl<R: ReadReply> Namespace<R> {
         let this = self.clone();
         let version = file.version.clone();
         self.revalidate(number, file, move |result| {
-            reply(result.map(|()| this.opened(number, version)));
+            reply(result.map(|_| this.opened(number, version)));
         });
     }
 

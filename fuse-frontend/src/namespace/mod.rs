@@ -15,6 +15,7 @@
 
 mod attributes;
 mod directory;
+mod emitter;
 mod files;
 mod helper;
 mod inodes;
@@ -48,7 +49,8 @@ use crate::options::MountOptions;
 use crate::read_ahead::Budget;
 use crate::reply::{ReadReply, origin_errno};
 use attributes::Attributes;
-use directory::{After, Directory, Emit, Fetch};
+use directory::{After, Directory, Fetch};
+use emitter::Emitter;
 use files::OpenFile;
 use helper::Helper;
 use inodes::{FileNode, InodeTable, Node};
@@ -60,10 +62,28 @@ use lookup::Join;
 pub struct Entry {
     /// Attributes, the inode number among them.
     pub attr: FileAttr,
-    /// Time to live of the attributes.
+    /// Time to live of the attributes: what is left of it.
     pub attr_ttl: Duration,
-    /// Time to live of the name.
+    /// Time to live of the name: what is left of it.
     pub entry_ttl: Duration,
+}
+
+/// Why a name leads to no inode, and how long to believe that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LookupError {
+    /// The error.
+    pub errno: Errno,
+    /// How long an absence may be remembered; zero for any other error.
+    pub ttl: Duration,
+}
+
+impl From<Errno> for LookupError {
+    fn from(errno: Errno) -> Self {
+        Self {
+            errno,
+            ttl: Duration::ZERO,
+        }
+    }
 }
 
 /// What a namespace holds and did.
@@ -117,6 +137,7 @@ pub struct Namespace<R> {
     attributes: Attributes,
     attr_ttl: Duration,
     entry_ttl: Duration,
+    negative_ttl: Duration,
     inodes: Mutex<InodeTable>,
     known: Mutex<KnownNames>,
     files: RwLock<Slab<Arc<OpenFile>>>,
@@ -148,6 +169,7 @@ impl<R: ReadReply> Namespace<R> {
             attributes: Attributes::new(options),
             attr_ttl: options.attr_ttl,
             entry_ttl: options.entry_ttl,
+            negative_ttl: options.negative_ttl,
             inodes: Mutex::new(InodeTable::new(root)),
             known: Mutex::new(KnownNames::new(options.attr_ttl, options.negative_ttl)),
             files: RwLock::new(Slab::new()),
@@ -196,14 +218,15 @@ impl<R: ReadReply> Namespace<R> {
         self: &Arc<Self>,
         parent: u64,
         name: &OsStr,
-        reply: impl FnOnce(Result<Entry, Errno>) + Send + 'static,
+        reply: impl FnOnce(Result<Entry, LookupError>) + Send + 'static,
     ) {
         count(&self.counters.lookups);
+        let now = self.client.now();
         let key = match self.key_of(parent, name) {
             Ok(key) => key,
-            Err(errno) => return reply(Err(errno)),
+            Err(Errno::ENOENT) => return reply(Err(self.absent(now))),
+            Err(errno) => return reply(Err(errno.into())),
         };
-        let now = self.client.now();
         let known = self.known.lock().get(&key, now);
         if let Some((at, known)) = known
             && let Some(answer) = self.entry_of_known(&key, known, at)
@@ -246,9 +269,14 @@ impl<R: ReadReply> Namespace<R> {
     }
 
     /// Answers from memory, unless what is remembered is a version known to be gone.
-    fn entry_of_known(&self, key: &str, known: Known, at: Time) -> Option<Result<Entry, Errno>> {
+    fn entry_of_known(
+        &self,
+        key: &str,
+        known: Known,
+        at: Time,
+    ) -> Option<Result<Entry, LookupError>> {
         let kind = match known {
-            Known::Absent => return Some(Err(Errno::ENOENT)),
+            Known::Absent => return Some(Err(self.absent(at))),
             Known::Present(kind) => kind,
         };
         if let Kind::File(meta) = &kind {
@@ -267,11 +295,11 @@ impl<R: ReadReply> Namespace<R> {
         key: &Arc<str>,
         found: Result<Option<Kind>, Errno>,
         asked: Time,
-    ) -> Result<Entry, Errno> {
+    ) -> Result<Entry, LookupError> {
         let known = found?.map_or(Known::Absent, Known::Present);
         self.known.lock().insert(key.clone(), asked, known.clone());
         match known {
-            Known::Absent => Err(Errno::ENOENT),
+            Known::Absent => Err(self.absent(asked)),
             Known::Present(kind) => {
                 let entry = self.entry(key, &kind, asked);
                 if let Some(Node::File(file)) = self.inodes.lock().get(entry.attr.ino.0) {
@@ -282,7 +310,20 @@ impl<R: ReadReply> Namespace<R> {
         }
     }
 
-    /// Counts a lookup of `key` and makes its entry.
+    /// The origin said at `at` that a name does not exist.
+    fn absent(&self, at: Time) -> LookupError {
+        LookupError {
+            errno: Errno::ENOENT,
+            ttl: self.left(self.negative_ttl, at),
+        }
+    }
+
+    /// What is left of a time to live for what the origin said at `at`.
+    fn left(&self, ttl: Duration, at: Time) -> Duration {
+        ttl.saturating_sub(self.client.now().since(at))
+    }
+
+    /// Counts a lookup of `key`, learned at `at`, and makes its entry.
     fn entry(&self, key: &str, kind: &Kind, at: Time) -> Entry {
         let node = match kind {
             Kind::Directory => Node::Directory(format!("{key}/").into()),
@@ -293,10 +334,17 @@ impl<R: ReadReply> Namespace<R> {
             }),
         };
         let (number, node) = self.inodes.lock().remember(node);
+        let validated = match &node {
+            Node::File(file) => file.validated,
+            Node::Directory(_) => at,
+        };
+        // Names are remembered here for `attr_ttl`: where that is longer, the kernel may go on
+        // asking every `entry_ttl` and be answered from memory until it is over.
+        let name_ttl = self.attr_ttl.max(self.entry_ttl);
         Entry {
             attr: self.attr(number, &node),
-            attr_ttl: self.attr_ttl,
-            entry_ttl: self.entry_ttl,
+            attr_ttl: self.left(self.attr_ttl, validated),
+            entry_ttl: self.left(name_ttl, at).min(self.entry_ttl),
         }
     }
 
@@ -334,28 +382,28 @@ impl<R: ReadReply> Namespace<R> {
             None => reply(Err(Errno::ESTALE)),
             Some(Node::File(file)) if !is_open => {
                 let attr = self.attr(number, &Node::File(file.clone()));
-                let ttl = self.attr_ttl;
+                let this = self.clone();
                 self.revalidate(number, file, move |result| {
-                    reply(result.map(|()| (attr, ttl)));
+                    reply(result.map(|at| (attr, this.left(this.attr_ttl, at))));
                 });
             }
             Some(node) => reply(Ok((self.attr(number, &node), self.attr_ttl))),
         }
     }
 
-    /// Makes sure that the origin has had a file's version within `attr_ttl`.
+    /// Makes sure that the origin has had a file's version within `attr_ttl`, and says when.
     fn revalidate(
         self: &Arc<Self>,
         number: u64,
         file: FileNode,
-        done: impl FnOnce(Result<(), Errno>) + Send + 'static,
+        done: impl FnOnce(Result<Time, Errno>) + Send + 'static,
     ) {
         let now = self.client.now();
         if file.version.is_superseded() {
             return done(Err(Errno::ESTALE));
         }
         if now.since(file.validated) < self.attr_ttl {
-            return done(Ok(()));
+            return done(Ok(file.validated));
         }
         count(&self.counters.revalidations);
         let this = self.clone();
@@ -365,7 +413,7 @@ impl<R: ReadReply> Namespace<R> {
             done(match answer {
                 Ok(meta) if meta.version(&this.bucket).id == version.object.id => {
                     this.inodes.lock().validated(number, now);
-                    Ok(())
+                    Ok(now)
                 }
                 Err(error) if error.kind != OriginErrorKind::NotFound => Err(origin_errno(&error)),
                 _ => {
@@ -494,72 +542,4 @@ fn busy() -> OriginError {
         OriginErrorKind::Throttled,
         "the engine's request ring is full; try again",
     )
-}
-
-/// Gives the entries of one directory to a sink.
-struct Emitter<'a, R> {
-    namespace: &'a Arc<Namespace<R>>,
-    directory: &'a Directory,
-}
-
-impl<R: ReadReply> Emit for Emitter<'_, R> {
-    fn dot(&self, sink: &mut dyn DirSink, next: u64, name: &str) -> bool {
-        let number = match name {
-            "." => self.directory.number,
-            _ => self.parent_number(),
-        };
-        sink.add(next, name, &self.namespace.attributes.directory(number))
-    }
-
-    fn entry(&self, sink: &mut dyn DirSink, next: u64, listed: &Listed, at: Time) -> bool {
-        let namespace = self.namespace;
-        let prefix = &self.directory.prefix;
-        if sink.with_attributes() {
-            let key = format!("{prefix}{}", listed.name);
-            let entry = namespace.entry(&key, &listed.kind, at);
-            let full = sink.add(next, &listed.name, &entry.attr);
-            if full {
-                namespace.forget(entry.attr.ino.0, 1);
-            }
-            return full;
-        }
-        let key: Arc<str> = format!("{prefix}{}", listed.name).into();
-        let attr = match &listed.kind {
-            Kind::Directory => {
-                let number = inodes::directory_number(&format!("{key}/"));
-                namespace.attributes.directory(number)
-            }
-            Kind::File(meta) => {
-                let number = inodes::file_number(meta.version(&namespace.bucket).id);
-                namespace
-                    .attributes
-                    .file(number, meta.size_bytes, meta.modified_ns)
-            }
-        };
-        let full = sink.add(next, &listed.name, &attr);
-        if !full {
-            // The kernel may look each of them up next.
-            namespace
-                .known
-                .lock()
-                .insert(key, at, Known::Present(listed.kind.clone()));
-        }
-        full
-    }
-}
-
-impl<R: ReadReply> Emitter<'_, R> {
-    /// The number of the directory above; the root is above itself (the kernel shows what is
-    /// really above the mount).
-    fn parent_number(&self) -> u64 {
-        if self.directory.number == ROOT {
-            return ROOT;
-        }
-        let prefix = self.directory.prefix.trim_end_matches('/');
-        let parent = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
-        match self.namespace.inodes.lock().get(ROOT) {
-            Some(Node::Directory(root)) if &**root == parent => ROOT,
-            _ => inodes::directory_number(parent),
-        }
-    }
 }

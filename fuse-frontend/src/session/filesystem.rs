@@ -13,7 +13,7 @@ use fuser::{
     ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::namespace::{BLKSIZE_BYTES, DirSink, Entry, Namespace};
+use crate::namespace::{BLKSIZE_BYTES, DirSink, Entry, LookupError, Namespace};
 use crate::options::{MAX_BACKGROUND_MIN, MountOptions};
 use crate::reply::{FuseReply, ReadReply};
 
@@ -22,9 +22,6 @@ const GENERATION: Generation = Generation(0);
 
 pub(super) struct Shim<R> {
     namespace: Arc<Namespace<R>>,
-    /// Directory entries with attributes have one time to live for both.
-    plus_ttl: Duration,
-    negative_ttl: Duration,
     max_background: u16,
 }
 
@@ -32,8 +29,6 @@ impl<R> Shim<R> {
     pub(super) fn new(namespace: Arc<Namespace<R>>, options: &MountOptions) -> Self {
         Self {
             namespace,
-            plus_ttl: options.attr_ttl.min(options.entry_ttl),
-            negative_ttl: options.negative_ttl,
             max_background: options.max_background.max(MAX_BACKGROUND_MIN),
         }
     }
@@ -46,7 +41,7 @@ impl DirSink for PlainSink {
         false
     }
 
-    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool {
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr, _ttl: Duration) -> bool {
         self.0.add(attr.ino, next, attr.kind, name)
     }
 
@@ -58,40 +53,36 @@ impl DirSink for PlainSink {
     }
 }
 
-struct PlusSink {
-    reply: ReplyDirectoryPlus,
-    ttl: Duration,
-}
+struct PlusSink(ReplyDirectoryPlus);
 
 impl DirSink for PlusSink {
     fn with_attributes(&self) -> bool {
         true
     }
 
-    fn add(&mut self, next: u64, name: &str, attr: &FileAttr) -> bool {
-        self.reply
-            .add(attr.ino, next, name, &self.ttl, attr, GENERATION)
+    fn add(&mut self, next: u64, name: &str, attr: &FileAttr, ttl: Duration) -> bool {
+        self.0.add(attr.ino, next, name, &ttl, attr, GENERATION)
     }
 
     fn finish(self: Box<Self>, result: Result<(), Errno>) {
         match result {
-            Ok(()) => self.reply.ok(),
-            Err(errno) => self.reply.error(errno),
+            Ok(()) => self.0.ok(),
+            Err(errno) => self.0.error(errno),
         }
     }
 }
 
 /// Answers a lookup; a name that does not exist is an entry without an inode, which the kernel
-/// remembers for `negative_ttl`.
-fn answer_lookup(reply: ReplyEntry, found: Result<Entry, Errno>, negative_ttl: Duration) {
+/// remembers for its time to live.
+fn answer_lookup(reply: ReplyEntry, found: Result<Entry, LookupError>) {
     match found {
         Ok(entry) => {
             reply.entry_with_ttls(&entry.attr_ttl, &entry.entry_ttl, &entry.attr, GENERATION);
         }
-        Err(errno) if errno == Errno::ENOENT && !negative_ttl.is_zero() => {
-            reply.entry_with_ttls(&Duration::ZERO, &negative_ttl, &no_attributes(), GENERATION);
+        Err(LookupError { ttl, .. }) if !ttl.is_zero() => {
+            reply.entry_with_ttls(&Duration::ZERO, &ttl, &no_attributes(), GENERATION);
         }
-        Err(errno) => reply.error(errno),
+        Err(error) => reply.error(error.errno),
     }
 }
 
@@ -140,10 +131,8 @@ impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
     }
 
     fn lookup(&self, _req: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        let ttl = self.negative_ttl;
-        self.namespace.lookup(parent.0, name, move |found| {
-            answer_lookup(reply, found, ttl)
-        });
+        self.namespace
+            .lookup(parent.0, name, |found| answer_lookup(reply, found));
     }
 
     fn forget(&self, _req: &Request, ino: INodeNo, nlookup: u64) {
@@ -231,14 +220,8 @@ impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
         offset: u64,
         reply: ReplyDirectoryPlus,
     ) {
-        self.namespace.readdir(
-            fh.0,
-            offset,
-            Box::new(PlusSink {
-                reply,
-                ttl: self.plus_ttl,
-            }),
-        );
+        self.namespace
+            .readdir(fh.0, offset, Box::new(PlusSink(reply)));
     }
 
     fn releasedir(
