@@ -41,12 +41,17 @@ impl KnownNames {
 
     /// What was learned about `key` (no slash at its end) within its time to live, and when.
     pub(super) fn get(&self, key: &str, now: Time) -> Option<(Time, Known)> {
-        let (at, known) = self.young.get(key).or_else(|| self.old.get(key))?;
+        let (at, known) = self.held(key)?;
         let ttl = self.ttl(known);
         (!ttl.is_zero() && now.since(*at) < ttl).then(|| (*at, known.clone()))
     }
 
+    /// Notes what was learned at `at`, unless something newer is known: a slow answer, or a
+    /// page that a directory handle held for long.
     pub(super) fn insert(&mut self, key: Arc<str>, at: Time, known: Known) {
+        if self.held(&key).is_some_and(|(held, _)| *held > at) {
+            return;
+        }
         if self.ttl(&known).is_zero() {
             self.remove(&key);
             return;
@@ -64,6 +69,10 @@ impl KnownNames {
 
     pub(super) fn len(&self) -> usize {
         self.young.len() + self.old.len()
+    }
+
+    fn held(&self, key: &str) -> Option<&(Time, Known)> {
+        self.young.get(key).or_else(|| self.old.get(key))
     }
 
     fn ttl(&self, known: &Known) -> Duration {
@@ -100,6 +109,16 @@ mod tests {
         let youngest = (3 * KNOWN_NAMES_MAX - 1).to_string();
         assert!(known.get(&youngest, Time(1)).is_some());
         assert!(known.get("0", Time(1)).is_none());
+    }
+
+    #[test]
+    fn older_knowledge_does_not_replace_newer() {
+        let mut known = KnownNames::new(Duration::from_secs(2), Duration::from_secs(1));
+        known.insert("a".into(), Time(7), Known::Absent);
+        known.insert("a".into(), Time(5), Known::Present(Kind::Directory));
+        assert_eq!(known.get("a", Time(8)), Some((Time(7), Known::Absent)));
+        known.insert("a".into(), Time(9), Known::Present(Kind::Directory));
+        assert_eq!(known.get("a", Time(10)).map(|(at, _)| at), Some(Time(9)));
     }
 
     #[test]
