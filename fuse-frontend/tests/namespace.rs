@@ -12,7 +12,7 @@ use std::time::Duration;
 use common::{Engine, Store};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::{OriginErrorKind, ReadError};
-use forebay_engine::limits::RING_ENTRIES;
+use forebay_engine::limits::{KEY_BYTES_MAX, RING_ENTRIES};
 use forebay_fuse::namespace::{DirSink, Entry, FileVersion, LeftOut, LookupError, Namespace, ROOT};
 use forebay_fuse::{MountOptions, ReadReply, reply};
 use fuser::{Errno, FileAttr, FileType};
@@ -436,6 +436,27 @@ fn what_is_remembered_is_handed_on_with_what_is_left_of_its_time_to_live() {
     fixture.engine.clock.advance(seconds(30));
     let old = fixture.readdir(handle, 12, 5, true).unwrap();
     assert_eq!(old[0].ttl, Duration::ZERO);
+}
+
+#[test]
+fn nothing_is_asked_for_below_the_longest_key() {
+    let fixture = Fixture::default();
+    let key = format!(
+        "{}{}",
+        format!("{}/", "d".repeat(200)).repeat(5),
+        "f".repeat(19)
+    );
+    assert_eq!(key.len(), KEY_BYTES_MAX);
+    fixture.store.put(&key, "x");
+    let (parents, name) = key.rsplit_once('/').unwrap();
+    let parent = fixture.walk(parents).unwrap().attr.ino.0;
+    let asked = fixture.store.lists.load(Ordering::Relaxed);
+    assert_eq!(fixture.lookup(parent, name).unwrap().attr.size, 1);
+    assert_eq!(
+        fixture.lookup(parent, &"g".repeat(19)).map(drop),
+        Err(Errno::ENOENT)
+    );
+    assert_eq!(fixture.store.lists.load(Ordering::Relaxed), asked);
 }
 
 #[test]

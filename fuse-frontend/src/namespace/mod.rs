@@ -237,6 +237,12 @@ impl<R: ReadReply> Namespace<R> {
         let this = self.clone();
         let found_key = key.clone();
         let join = Join::new(move |found| reply(this.looked_up(&found_key, found, now)));
+        let head = join.clone();
+        if key.len() >= KEY_BYTES_MAX {
+            // No key can be longer, and a server may refuse so long a prefix.
+            join.below(Ok(false));
+            return self.head(key, Box::new(move |answer| head.head(answer)));
+        }
         let below = ListRequest {
             bucket: self.bucket.clone(),
             prefix: format!("{key}/").into(),
@@ -244,7 +250,6 @@ impl<R: ReadReply> Namespace<R> {
             continuation: None,
             entries_max: 1,
         };
-        let head = join.clone();
         self.head(key, Box::new(move |answer| head.head(answer)));
         let any = |page: Arc<ListPage>| !page.entries.is_empty() || page.left_out > 0;
         self.list(below, Box::new(move |answer| join.below(answer.map(any))));
