@@ -138,6 +138,13 @@ impl Stream {
         }
     }
 
+    /// Gives the share back. Random readers have none: they do not meet at the mount's lock.
+    fn give_back(&mut self, budget: &Budget) {
+        if self.share.bytes > 0 {
+            budget.resize(&mut self.share, 0, None);
+        }
+    }
+
     /// Whether the read continues this run, perhaps a little early or late.
     fn accepts(&self, offset: u64, end: u64) -> bool {
         if self.reads < STEADY_READS {
@@ -221,7 +228,7 @@ impl ReadAhead {
         let moved = end > stream.next;
         stream.record(offset, end, self.reads);
         if stream.is_sparse(end - offset) {
-            self.budget.resize(&mut stream.share, 0, None);
+            stream.give_back(&self.budget);
             *stream = Stream::begin(offset, end, self.reads);
             return Plan::default();
         }
@@ -239,7 +246,7 @@ impl ReadAhead {
         if self.streams.len() < STREAMS_PER_HANDLE_MAX {
             self.streams.push(stream);
         } else if let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) {
-            self.budget.resize(&mut oldest.share, 0, None);
+            oldest.give_back(&self.budget);
             *oldest = stream;
         }
     }
@@ -299,7 +306,7 @@ fn piece_end(from: u64, target: u64, size: u64, window: u64) -> u64 {
 impl Drop for ReadAhead {
     fn drop(&mut self) {
         for stream in &mut self.streams {
-            self.budget.resize(&mut stream.share, 0, None);
+            stream.give_back(&self.budget);
         }
     }
 }

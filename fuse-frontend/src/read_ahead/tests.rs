@@ -281,3 +281,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn random_readers_do_not_take_the_budgets_lock() {
+    let budget = Budget::new(GIB);
+    let mut reader = Reader::sharing(100 * GIB, &budget);
+    let held = budget.state.lock();
+    let (done, finished) = std::sync::mpsc::channel();
+    let thread = std::thread::spawn(move || {
+        for n in 0..4 * STREAMS_PER_HANDLE_MAX as u64 {
+            reader.read((n + 1) * GIB, 4096);
+        }
+        drop(reader);
+        done.send(()).unwrap();
+    });
+    let finished = finished.recv_timeout(std::time::Duration::from_secs(10));
+    drop(held);
+    thread.join().unwrap();
+    assert_eq!(finished, Ok(()));
+}
