@@ -45,6 +45,8 @@ pub(super) trait Emit {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Fetch {
     pub(super) page: usize,
+    /// Which listing of the directory the page is for: one from before a `rewinddir` is no use.
+    pub(super) generation: u64,
     pub(super) continuation: Option<Arc<str>>,
 }
 
@@ -86,6 +88,8 @@ struct State {
     marks: Vec<Mark>,
     pages: VecDeque<Page>,
     fetching: Option<usize>,
+    /// Grows when the listing starts anew.
+    generation: u64,
     /// The page that is being read.
     current: usize,
     /// Pages whose hidden keys were counted.
@@ -116,6 +120,7 @@ impl Directory {
             marks: vec![first],
             pages: VecDeque::new(),
             fetching: None,
+            generation: 0,
             current: 0,
             counted: 0,
             waiting: Vec::new(),
@@ -130,7 +135,7 @@ impl Directory {
     /// Lists from `offset` on, now or when the page is there.
     pub(super) fn read(&self, offset: u64, sink: Box<dyn DirSink>, emit: &dyn Emit) -> After {
         let mut state = self.state.lock();
-        if offset == 0 && state.waiting.is_empty() && state.fetching.is_none() {
+        if offset == 0 && state.waiting.is_empty() {
             state.restart();
         }
         let mut after = After::default();
@@ -141,17 +146,21 @@ impl Directory {
     /// A page has come. `left_out` counts what it hides, once for each page.
     pub(super) fn arrived(
         &self,
-        page: usize,
+        fetch: &Fetch,
         listed: Result<&ListPage, Errno>,
         at: Time,
         emit: &dyn Emit,
         left_out: &mut dyn FnMut(LeftOut, u64, &str),
     ) -> After {
-        let mut state = self.state.lock();
-        state.fetching = None;
         let mut after = After::default();
+        let mut state = self.state.lock();
+        if fetch.generation != state.generation {
+            return after;
+        }
+        state.fetching = None;
         let waiting = std::mem::take(&mut state.waiting);
-        let taken = listed.and_then(|listed| state.take(page, &self.prefix, listed, at, left_out));
+        let taken =
+            listed.and_then(|listed| state.take(fetch.page, &self.prefix, listed, at, left_out));
         for waiting in waiting {
             match taken {
                 Ok(()) => state.serve(waiting, emit, &mut after),
@@ -165,6 +174,8 @@ impl Directory {
 impl State {
     /// Reading from the start (`rewinddir`) shows the directory as it is now.
     fn restart(&mut self) {
+        self.generation += 1;
+        self.fetching = None;
         self.marks.truncate(1);
         self.pages.clear();
         self.current = 0;
@@ -186,7 +197,11 @@ impl State {
         {
             self.fetching = Some(page);
             let continuation = self.marks[page].continuation.clone();
-            after.fetch = Some(Fetch { page, continuation });
+            after.fetch = Some(Fetch {
+                page,
+                generation: self.generation,
+                continuation,
+            });
         }
     }
 
@@ -330,3 +345,6 @@ impl State {
         self.pages.insert(at, page);
     }
 }
+
+#[cfg(test)]
+mod tests;

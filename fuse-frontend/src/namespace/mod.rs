@@ -480,12 +480,11 @@ impl<R: ReadReply> Namespace<R> {
 
     fn fetch_page(self: &Arc<Self>, directory: Arc<Directory>, fetch: Fetch) {
         count(&self.counters.pages_listed);
-        let Fetch { page, continuation } = fetch;
         let request = ListRequest {
             bucket: self.bucket.clone(),
             prefix: directory.prefix.clone(),
             delimited: true,
-            continuation,
+            continuation: fetch.continuation.clone(),
             entries_max: LIST_PAGE_ENTRIES,
         };
         let this = self.clone();
@@ -494,7 +493,7 @@ impl<R: ReadReply> Namespace<R> {
             let namespace = this.clone();
             namespace
                 .helper
-                .run(move || this.page_arrived(directory, page, answer, asked));
+                .run(move || this.page_arrived(directory, fetch, answer, asked));
         };
         self.list(request, Box::new(arrived));
     }
@@ -502,7 +501,7 @@ impl<R: ReadReply> Namespace<R> {
     fn page_arrived(
         self: &Arc<Self>,
         directory: Arc<Directory>,
-        page: usize,
+        fetch: Fetch,
         answer: Result<Arc<ListPage>, OriginError>,
         asked: Time,
     ) {
@@ -515,7 +514,7 @@ impl<R: ReadReply> Namespace<R> {
             namespace: self,
             directory: &directory,
         };
-        let after = directory.arrived(page, listed, asked, &emitter, &mut left_out);
+        let after = directory.arrived(&fetch, listed, asked, &emitter, &mut left_out);
         self.finish_listing(directory, after);
     }
 
