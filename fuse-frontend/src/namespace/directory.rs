@@ -18,6 +18,11 @@ use super::names::LeftOut;
 
 /// Pages held at a time: the one that is read, its neighbours.
 pub(super) const PAGES_MAX: usize = 3;
+/// Pages of one listing: 10^9 entries in full pages, 10^8 where an origin gives 100 at a time.
+/// Each costs about 60 bytes and its continuation token.
+const MARKS_MAX: usize = 1_000_000;
+/// Pages in a row in which nothing can be shown: 10 million keys in full pages.
+const EMPTY_PAGES_MAX: usize = 10_000;
 /// The offset of the first listed entry, after `.` and `..`.
 const FIRST_LISTED: u64 = 2;
 
@@ -266,10 +271,6 @@ impl State {
         let Some(mark) = self.marks.get(number) else {
             return Ok(());
         };
-        if listed.next.is_some() && listed.next == mark.continuation {
-            // An origin that goes round in circles.
-            return Err(Errno::EIO);
-        }
         let first_time = number >= self.counted;
         self.counted = self.counted.max(number + 1);
         let mut pending = mark.pending.clone();
@@ -288,12 +289,14 @@ impl State {
         if listed.next.is_none() {
             pending.finish(prefix, &mut entries);
         }
-        self.mark_next(
-            number,
-            first + entries.len() as u64,
-            listed.next.as_ref(),
-            pending,
-        );
+        let end = first + entries.len() as u64;
+        if let Some(next) = &listed.next
+            && let Some(reason) = self.leads_nowhere(number + 1, end, next)
+        {
+            tracing::warn!(prefix = ?prefix, page = number, reason, "listing a directory fails");
+            return Err(Errno::EIO);
+        }
+        self.mark_next(number, end, listed.next.as_ref(), pending);
         self.keep(Page {
             number,
             first,
@@ -301,6 +304,22 @@ impl State {
             at,
         });
         Ok(())
+    }
+
+    /// Why page `number`, which begins at `first` and is asked for by `token`, would keep a
+    /// reader waiting for ever. A token seen before is found by Brent's rule: it is compared
+    /// with that of the page before, and with that of the last page whose number is a power of
+    /// two, so any circle is found within about three rounds.
+    fn leads_nowhere(&self, number: usize, first: u64, token: &Arc<str>) -> Option<&'static str> {
+        let is_token = |page: usize| self.marks[page].continuation.as_ref() == Some(token);
+        let anchor = number.next_power_of_two() / 2;
+        if is_token(number - 1) || is_token(anchor.min(number - 1)) {
+            return Some("the origin's continuation tokens go round in a circle");
+        }
+        if number >= EMPTY_PAGES_MAX && self.marks[number - EMPTY_PAGES_MAX].first == first {
+            return Some("too many pages in a row hold nothing that can be shown");
+        }
+        (number >= MARKS_MAX).then_some("it has too many pages")
     }
 
     /// Notes where the page after `number` begins. A page that was seen before may end elsewhere
