@@ -5,7 +5,6 @@
 //! without being in the table, and numbers survive a remount.
 
 use std::collections::HashMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -85,9 +84,10 @@ impl Node {
 
 /// The number of directory `prefix`, unless another inode has taken it.
 pub(super) fn directory_number(prefix: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    prefix.hash(&mut hasher);
-    legal(hasher.finish())
+    // A hash that is the same in every release: inode numbers may be written down (`tar`, backups).
+    let mut number = [0u8; 8];
+    number.copy_from_slice(&blake3::hash(prefix.as_bytes()).as_bytes()[..8]);
+    legal(u64::from_le_bytes(number))
 }
 
 /// The number of an object version, unless another inode has taken it.
@@ -279,6 +279,16 @@ mod tests {
         table.closed(old);
         assert!(table.get(old).is_none());
         assert!(table.get(new).is_some());
+    }
+
+    /// Numbers survive a remount by a later release: these values must never change.
+    #[test]
+    fn golden_numbers() {
+        let numbers = [directory_number("d/"), file("1").number()];
+        assert_eq!(
+            numbers.map(|number| format!("{number:016x}")),
+            ["c8413a3dfa61e579", "2a4c7250f124f603"]
+        );
     }
 
     #[test]

@@ -185,11 +185,16 @@ impl<R: ReadReply> Namespace<R> {
     /// What the namespace holds and did.
     pub fn stats(&self) -> NamespaceStats {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        // One lock at a time: guards made within the expression would all live to its end.
+        let inodes = self.inodes.lock().len() as u64;
+        let known_names = self.known.lock().len() as u64;
+        let open_files = self.files.read().len() as u64;
+        let open_directories = self.directories.lock().len() as u64;
         NamespaceStats {
-            inodes: self.inodes.lock().len() as u64,
-            known_names: self.known.lock().len() as u64,
-            open_files: self.files.read().len() as u64,
-            open_directories: self.directories.lock().len() as u64,
+            inodes,
+            known_names,
+            open_files,
+            open_directories,
             lookups: get(&self.counters.lookups),
             lookups_remembered: get(&self.counters.lookups_remembered),
             revalidations: get(&self.counters.revalidations),
