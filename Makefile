@@ -25,7 +25,7 @@ build:
 	cargo build --release --locked --workspace --bins
 
 lint:
-	@ci/setup
+	@ci/setup test
 	@ci/lint
 
 figure: build
