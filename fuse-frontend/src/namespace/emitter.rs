@@ -76,7 +76,7 @@ impl<R: ReadReply> Emitter<'_, R> {
         let prefix = self.directory.prefix.trim_end_matches('/');
         let parent = prefix.rfind('/').map_or("", |slash| &prefix[..=slash]);
         match self.namespace.inodes.lock().get(ROOT) {
-            Some(Node::Directory(root)) if &**root == parent => ROOT,
+            Some(Node::Directory(root)) if &*root == parent => ROOT,
             _ => inodes::directory_number(parent),
         }
     }

@@ -38,28 +38,28 @@ impl<R: ReadReply> Namespace<R> {
         number: u64,
         reply: impl FnOnce(Result<u64, Errno>) + Send + 'static,
     ) {
-        let node = self.inodes.lock().get(number).cloned();
+        let node = self.inodes.lock().get(number);
         let file = match node {
             Some(Node::File(file)) => file,
             Some(Node::Directory(_)) => return reply(Err(Errno::EISDIR)),
             None => return reply(Err(Errno::ESTALE)),
         };
         let this = self.clone();
-        let version = file.version.clone();
         self.revalidate(number, file, move |result| {
-            reply(result.map(|_| this.opened(number, version)));
+            reply(result.and_then(|_| this.opened(number)));
         });
     }
 
-    fn opened(&self, number: u64, version: Arc<FileVersion>) -> u64 {
-        self.inodes.lock().opened(number);
+    fn opened(&self, number: u64) -> Result<u64, Errno> {
+        let version = self.inodes.lock().opened_file(number, &self.bucket);
+        let version = version.ok_or(Errno::ESTALE)?;
         let read_ahead = ReadAhead::new(version.object.size_bytes, self.budget.clone());
         let file = OpenFile {
             number,
             version,
             read_ahead: Mutex::new(read_ahead),
         };
-        self.files.write().insert(Arc::new(file)) as u64
+        Ok(self.files.write().insert(Arc::new(file)) as u64)
     }
 
     /// Reads from an open file: the engine answers `reply`.
@@ -103,7 +103,7 @@ impl<R: ReadReply> Namespace<R> {
     pub fn release(&self, handle: u64) {
         let file = self.files.write().try_remove(handle as usize);
         if let Some(file) = file {
-            self.inodes.lock().closed(file.number);
+            self.inodes.lock().closed_file(file.number, &file.version);
         }
     }
 }

@@ -6,46 +6,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use forebay_engine::identity::{ObjectId, ObjectVersion};
+use forebay_engine::identity::{Bucket, ObjectId, ObjectVersion};
 use forebay_engine::ports::Time;
+
+pub use super::record::FileVersion;
+pub(super) use super::record::{FileNode, FileRecord};
 
 /// The root directory's inode number.
 pub const ROOT: u64 = 1;
-
-/// One version of one object, as long as the kernel or a handle knows it.
-#[derive(Debug)]
-pub struct FileVersion {
-    /// The version.
-    pub object: Arc<ObjectVersion>,
-    superseded: AtomicBool,
-}
-
-impl FileVersion {
-    /// A version that the origin has.
-    pub fn new(object: ObjectVersion) -> Arc<Self> {
-        Arc::new(Self {
-            object: Arc::new(object),
-            superseded: AtomicBool::new(false),
-        })
-    }
-
-    /// The origin no longer has this version: the next open answers ESTALE. Handles keep it.
-    pub fn supersede(&self) {
-        self.superseded.store(true, Ordering::Release);
-    }
-
-    /// The origin has this version (again).
-    pub(super) fn reinstate(&self) {
-        self.superseded.store(false, Ordering::Release);
-    }
-
-    /// Whether the origin is known to have another version, or none.
-    pub fn is_superseded(&self) -> bool {
-        self.superseded.load(Ordering::Acquire)
-    }
-}
 
 /// What an inode is.
 #[derive(Clone, Debug)]
@@ -54,32 +23,6 @@ pub(super) enum Node {
     Directory(Arc<str>),
     /// A file.
     File(FileNode),
-}
-
-/// A file's inode.
-#[derive(Clone, Debug)]
-pub(super) struct FileNode {
-    pub(super) version: Arc<FileVersion>,
-    pub(super) modified_ns: i128,
-    /// When the origin last said that this is the version.
-    pub(super) validated: Time,
-}
-
-impl Node {
-    fn is_same(&self, other: &Node) -> bool {
-        match (self, other) {
-            (Node::Directory(a), Node::Directory(b)) => a == b,
-            (Node::File(a), Node::File(b)) => a.version.object.id == b.version.object.id,
-            _ => false,
-        }
-    }
-
-    fn number(&self) -> u64 {
-        match self {
-            Node::Directory(prefix) => directory_number(prefix),
-            Node::File(file) => file_number(file.version.object.id),
-        }
-    }
 }
 
 /// The number of directory `prefix`, unless another inode has taken it.
@@ -104,9 +47,16 @@ fn legal(number: u64) -> u64 {
     }
 }
 
+/// What the table holds of an inode.
+#[derive(Debug)]
+enum Held {
+    Directory(Arc<str>),
+    File(Box<FileRecord>),
+}
+
 #[derive(Debug)]
 struct Inode {
-    node: Node,
+    held: Held,
     /// Lookups that the kernel has not forgotten.
     lookups: u64,
     /// Open handles.
@@ -122,7 +72,7 @@ pub(super) struct InodeTable {
 impl InodeTable {
     pub(super) fn new(root_prefix: Arc<str>) -> Self {
         let root = Inode {
-            node: Node::Directory(root_prefix),
+            held: Held::Directory(root_prefix),
             lookups: 1,
             handles: 0,
         };
@@ -131,47 +81,87 @@ impl InodeTable {
         }
     }
 
-    /// Counts a lookup that led to `node` and gives its number and what the table holds of it:
-    /// a file's version is shared by all who refer to it.
-    pub(super) fn remember(&mut self, node: Node) -> (u64, Node) {
-        let mut number = node.number();
-        loop {
-            match self.inodes.get_mut(&number) {
-                Some(inode) if inode.node.is_same(&node) => {
-                    inode.lookups += 1;
-                    if let (Node::File(held), Node::File(file)) = (&mut inode.node, &node) {
-                        held.modified_ns = file.modified_ns;
-                        held.validated = held.validated.max(file.validated);
-                    }
-                    return (number, inode.node.clone());
-                }
-                // Two names with one number: practically never, and then they are neighbours.
-                Some(_) => number = legal(number.wrapping_add(1)),
-                None => {
-                    self.inodes.insert(
-                        number,
-                        Inode {
-                            node: node.clone(),
-                            lookups: 1,
-                            handles: 0,
-                        },
-                    );
-                    return (number, node);
-                }
-            }
+    /// Counts a lookup of directory `prefix` and gives its number.
+    pub(super) fn remember_directory(&mut self, prefix: &Arc<str>) -> u64 {
+        let is_same = |held: &Held| matches!(held, Held::Directory(name) if name == prefix);
+        let number = self.place(directory_number(prefix), is_same);
+        self.count(number, || Held::Directory(prefix.clone()));
+        number
+    }
+
+    /// Counts a lookup that led to `object`, which the origin had at `at`, and gives its number
+    /// and what the table knows of it.
+    pub(super) fn remember_file(
+        &mut self,
+        object: &ObjectVersion,
+        modified_ns: i128,
+        at: Time,
+    ) -> (u64, FileNode) {
+        let is_same = |held: &Held| matches!(held, Held::File(file) if file.id() == object.id);
+        let number = self.place(file_number(object.id), is_same);
+        self.count(number, || {
+            Held::File(FileRecord::new(object, modified_ns, at))
+        });
+        let node = self.file(number).map(|file| {
+            file.modified(modified_ns);
+            file.validated(at);
+            file.node()
+        });
+        let fresh = FileNode {
+            id: object.id,
+            size_bytes: object.size_bytes,
+            modified_ns,
+            validated: at,
+            superseded: false,
+        };
+        (number, node.unwrap_or(fresh))
+    }
+
+    /// The first number from `number` on that is free or already the same inode's. Two names
+    /// with one number: practically never, and then they are neighbours.
+    fn place(&self, mut number: u64, is_same: impl Fn(&Held) -> bool) -> u64 {
+        while let Some(inode) = self.inodes.get(&number)
+            && !is_same(&inode.held)
+        {
+            number = legal(number.wrapping_add(1));
+        }
+        number
+    }
+
+    fn count(&mut self, number: u64, held: impl FnOnce() -> Held) {
+        let inode = self.inodes.entry(number).or_insert_with(|| Inode {
+            held: held(),
+            lookups: 0,
+            handles: 0,
+        });
+        inode.lookups += 1;
+    }
+
+    fn file(&mut self, number: u64) -> Option<&mut FileRecord> {
+        match &mut self.inodes.get_mut(&number)?.held {
+            Held::File(file) => Some(file),
+            Held::Directory(_) => None,
         }
     }
 
     /// Whether the table holds this version, and knows it to be superseded.
     pub(super) fn is_superseded(&self, id: ObjectId) -> bool {
         match self.get(file_number(id)) {
-            Some(Node::File(file)) => file.version.object.id == id && file.version.is_superseded(),
+            Some(Node::File(file)) => file.id == id && file.superseded,
             _ => false,
         }
     }
 
-    pub(super) fn get(&self, number: u64) -> Option<&Node> {
-        self.inodes.get(&number).map(|inode| &inode.node)
+    pub(super) fn get(&self, number: u64) -> Option<Node> {
+        Some(match &self.inodes.get(&number)?.held {
+            Held::Directory(prefix) => Node::Directory(prefix.clone()),
+            Held::File(file) => Node::File(file.node()),
+        })
+    }
+
+    /// A file's whole key.
+    pub(super) fn key(&mut self, number: u64) -> Option<Arc<str>> {
+        self.file(number).map(|file| file.key().into())
     }
 
     /// Whether a handle is open on it.
@@ -183,12 +173,15 @@ impl InodeTable {
 
     /// The origin said, at `at`, that the inode's version is what it has.
     pub(super) fn validated(&mut self, number: u64, at: Time) {
-        if let Some(Inode {
-            node: Node::File(file),
-            ..
-        }) = self.inodes.get_mut(&number)
-        {
-            file.validated = file.validated.max(at);
+        if let Some(file) = self.file(number) {
+            file.validated(at);
+        }
+    }
+
+    /// The origin has the inode's version no more (true), or again.
+    pub(super) fn supersede(&mut self, number: u64, superseded: bool) {
+        if let Some(file) = self.file(number) {
+            file.supersede(superseded);
         }
     }
 
@@ -200,10 +193,22 @@ impl InodeTable {
         self.drop_unused(number);
     }
 
+    /// A handle on a directory is opened.
     pub(super) fn opened(&mut self, number: u64) {
         if let Some(inode) = self.inodes.get_mut(&number) {
             inode.handles += 1;
         }
+    }
+
+    /// A handle on a file is opened: what it reads; none when the inode is no file of the table.
+    pub(super) fn opened_file(
+        &mut self,
+        number: u64,
+        bucket: &Arc<Bucket>,
+    ) -> Option<Arc<FileVersion>> {
+        let version = self.file(number)?.version(bucket);
+        self.opened(number);
+        Some(version)
     }
 
     pub(super) fn closed(&mut self, number: u64) {
@@ -211,6 +216,16 @@ impl InodeTable {
             inode.handles = inode.handles.saturating_sub(1);
         }
         self.drop_unused(number);
+    }
+
+    /// A handle on a file is closed, with the version it read.
+    pub(super) fn closed_file(&mut self, number: u64, version: &FileVersion) {
+        self.closed(number);
+        if !self.is_open(number)
+            && let Some(file) = self.file(number)
+        {
+            file.rest(version.is_superseded());
+        }
     }
 
     /// Inodes, the root included.
@@ -232,31 +247,32 @@ impl InodeTable {
 
 #[cfg(test)]
 mod tests {
-    use forebay_engine::identity::{Bucket, Validator};
+    use forebay_engine::identity::Validator;
 
     use super::*;
 
-    fn file(etag: &str) -> Node {
-        let bucket = Arc::new(Bucket {
+    fn bucket() -> Arc<Bucket> {
+        Arc::new(Bucket {
             endpoint: "http://here".into(),
             name: "b".into(),
-        });
-        let validator = Validator::ETag(etag.into());
-        let object = ObjectVersion::new(bucket, "key".into(), validator, 10);
-        let version = FileVersion::new(object);
-        Node::File(FileNode {
-            version,
-            modified_ns: 0,
-            validated: Time(0),
         })
+    }
+
+    fn object(etag: &str) -> ObjectVersion {
+        let validator = Validator::ETag(etag.into());
+        ObjectVersion::new(bucket(), "key".into(), validator, 10)
+    }
+
+    fn remember(table: &mut InodeTable, etag: &str) -> u64 {
+        table.remember_file(&object(etag), 0, Time(0)).0
     }
 
     #[test]
     fn lookups_and_forgets_leave_only_the_root() {
         let mut table = InodeTable::new("".into());
-        let (a, _) = table.remember(file("1"));
-        assert_eq!(table.remember(file("1")).0, a);
-        let (d, _) = table.remember(Node::Directory("d/".into()));
+        let a = remember(&mut table, "1");
+        assert_eq!(remember(&mut table, "1"), a);
+        let d = table.remember_directory(&"d/".into());
         table.forget(a, 1);
         assert_eq!(table.len(), 3);
         table.forget(a, 1);
@@ -270,13 +286,13 @@ mod tests {
     #[test]
     fn a_new_version_is_a_new_inode_and_a_handle_keeps_the_old_one() {
         let mut table = InodeTable::new("".into());
-        let (old, _) = table.remember(file("1"));
-        table.opened(old);
-        let (new, _) = table.remember(file("2"));
+        let old = remember(&mut table, "1");
+        let version = table.opened_file(old, &bucket()).unwrap();
+        let new = remember(&mut table, "2");
         assert_ne!(old, new);
         table.forget(old, 1);
         assert!(table.get(old).is_some() && table.is_open(old));
-        table.closed(old);
+        table.closed_file(old, &version);
         assert!(table.get(old).is_none());
         assert!(table.get(new).is_some());
     }
@@ -284,7 +300,7 @@ mod tests {
     /// Numbers survive a remount by a later release: these values must never change.
     #[test]
     fn golden_numbers() {
-        let numbers = [directory_number("d/"), file("1").number()];
+        let numbers = [directory_number("d/"), file_number(object("1").id)];
         assert_eq!(
             numbers.map(|number| format!("{number:016x}")),
             ["c8413a3dfa61e579", "2a4c7250f124f603"]
@@ -295,32 +311,48 @@ mod tests {
     fn a_taken_number_goes_to_the_neighbour() {
         let mut table = InodeTable::new("".into());
         let wanted = directory_number("d/");
-        table.inodes.insert(
-            wanted,
-            Inode {
-                node: file("1"),
-                lookups: 1,
-                handles: 0,
-            },
-        );
-        let (number, _) = table.remember(Node::Directory("d/".into()));
-        assert_eq!(number, wanted + 1);
-        assert_eq!(table.remember(Node::Directory("d/".into())).0, wanted + 1);
+        let held = Held::File(FileRecord::new(&object("1"), 0, Time(0)));
+        table.count(wanted, || held);
+        for _ in 0..2 {
+            assert_eq!(table.remember_directory(&"d/".into()), wanted + 1);
+        }
     }
 
     #[test]
-    fn one_version_is_shared_by_all_who_look_it_up() {
+    fn handles_share_one_version_and_what_they_learn_outlives_them() {
         let mut table = InodeTable::new("".into());
-        let (_, first) = table.remember(file("1"));
-        let Node::File(first) = first else {
-            panic!("a file")
-        };
-        first.version.supersede();
-        assert!(table.is_superseded(first.version.object.id));
-        let (_, second) = table.remember(file("1"));
-        let Node::File(second) = second else {
-            panic!("a file")
-        };
-        assert!(second.version.is_superseded());
+        let number = remember(&mut table, "1");
+        let first = table.opened_file(number, &bucket()).unwrap();
+        let second = table.opened_file(number, &bucket()).unwrap();
+        assert!(Arc::ptr_eq(&first, &second));
+        assert!(!table.is_superseded(first.object.id));
+        second.supersede();
+        assert!(table.is_superseded(first.object.id));
+        let (_, seen) = table.remember_file(&object("1"), 0, Time(0));
+        assert!(seen.superseded);
+        table.closed_file(number, &first);
+        table.closed_file(number, &second);
+        assert!(table.is_superseded(first.object.id));
+        table.supersede(number, false);
+        assert!(!table.is_superseded(first.object.id));
+    }
+
+    #[test]
+    fn a_handle_reads_the_version_that_was_looked_up() {
+        let validators = [Validator::ETag("\"e\"".into()), Validator::Modified(-7)];
+        for validator in validators {
+            let object = ObjectVersion::new(bucket(), "a/\u{e9}".into(), validator, 10);
+            let mut table = InodeTable::new("".into());
+            let (number, _) = table.remember_file(&object, 0, Time(0));
+            let version = table.opened_file(number, &bucket()).unwrap();
+            assert_eq!(*version.object, object);
+        }
+    }
+
+    /// docs/operations.md says what a known file costs.
+    #[test]
+    fn a_known_file_stays_small() {
+        assert!(size_of::<(u64, Inode)>() <= 40);
+        assert!(size_of::<FileRecord>() <= 96);
     }
 }

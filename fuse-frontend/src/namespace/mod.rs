@@ -23,6 +23,7 @@ mod known;
 mod listing;
 mod lookup;
 mod names;
+mod record;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -263,7 +264,7 @@ impl<R: ReadReply> Namespace<R> {
     /// The whole key of `name` in `parent`, without a slash at its end.
     fn key_of(&self, parent: u64, name: &OsStr) -> Result<Arc<str>, Errno> {
         let prefix = match self.inodes.lock().get(parent) {
-            Some(Node::Directory(prefix)) => prefix.clone(),
+            Some(Node::Directory(prefix)) => prefix,
             Some(Node::File(_)) => return Err(Errno::ENOTDIR),
             None => return Err(Errno::ESTALE),
         };
@@ -312,9 +313,7 @@ impl<R: ReadReply> Namespace<R> {
             Known::Absent => Err(self.absent(asked)),
             Known::Present(kind) => {
                 let entry = self.entry(key, &kind, asked);
-                if let Some(Node::File(file)) = self.inodes.lock().get(entry.attr.ino.0) {
-                    file.version.reinstate();
-                }
+                self.inodes.lock().supersede(entry.attr.ino.0, false);
                 Ok(entry)
             }
         }
@@ -335,37 +334,32 @@ impl<R: ReadReply> Namespace<R> {
 
     /// Counts a lookup of `key`, learned at `at`, and makes its entry.
     fn entry(&self, key: &str, kind: &Kind, at: Time) -> Entry {
-        let node = match kind {
-            Kind::Directory => Node::Directory(format!("{key}/").into()),
-            Kind::File(meta) => Node::File(FileNode {
-                version: FileVersion::new(meta.version(&self.bucket)),
-                modified_ns: meta.modified_ns,
-                validated: at,
-            }),
-        };
-        let (number, node) = self.inodes.lock().remember(node);
-        let validated = match &node {
-            Node::File(file) => file.validated,
-            Node::Directory(_) => at,
+        let (attr, validated) = match kind {
+            Kind::Directory => {
+                let prefix = format!("{key}/").into();
+                let number = self.inodes.lock().remember_directory(&prefix);
+                (self.attributes.directory(number), at)
+            }
+            Kind::File(meta) => {
+                let object = meta.version(&self.bucket);
+                let mut inodes = self.inodes.lock();
+                let (number, file) = inodes.remember_file(&object, meta.modified_ns, at);
+                (self.file_attr(number, &file), file.validated)
+            }
         };
         // Names are remembered here for `attr_ttl`: where that is longer, the kernel may go on
         // asking every `entry_ttl` and be answered from memory until it is over.
         let name_ttl = self.attr_ttl.max(self.entry_ttl);
         Entry {
-            attr: self.attr(number, &node),
+            attr,
             attr_ttl: self.left(self.attr_ttl, validated),
             entry_ttl: self.left(name_ttl, at).min(self.entry_ttl),
         }
     }
 
-    fn attr(&self, number: u64, node: &Node) -> FileAttr {
-        match node {
-            Node::Directory(_) => self.attributes.directory(number),
-            Node::File(file) => {
-                let size = file.version.object.size_bytes;
-                self.attributes.file(number, size, file.modified_ns)
-            }
-        }
+    fn file_attr(&self, number: u64, file: &FileNode) -> FileAttr {
+        self.attributes
+            .file(number, file.size_bytes, file.modified_ns)
     }
 
     /// The kernel has forgotten `lookups` lookups of an inode.
@@ -386,18 +380,23 @@ impl<R: ReadReply> Namespace<R> {
     ) {
         let (node, is_open) = {
             let inodes = self.inodes.lock();
-            (inodes.get(number).cloned(), inodes.is_open(number))
+            (inodes.get(number), inodes.is_open(number))
         };
         match node {
             None => reply(Err(Errno::ESTALE)),
             Some(Node::File(file)) if !is_open => {
-                let attr = self.attr(number, &Node::File(file.clone()));
+                let attr = self.file_attr(number, &file);
                 let this = self.clone();
                 self.revalidate(number, file, move |result| {
                     reply(result.map(|at| (attr, this.left(this.attr_ttl, at))));
                 });
             }
-            Some(node) => reply(Ok((self.attr(number, &node), self.attr_ttl))),
+            Some(Node::File(file)) => {
+                reply(Ok((self.file_attr(number, &file), self.attr_ttl)));
+            }
+            Some(Node::Directory(_)) => {
+                reply(Ok((self.attributes.directory(number), self.attr_ttl)));
+            }
         }
     }
 
@@ -409,27 +408,29 @@ impl<R: ReadReply> Namespace<R> {
         done: impl FnOnce(Result<Time, Errno>) + Send + 'static,
     ) {
         let now = self.client.now();
-        if file.version.is_superseded() {
+        if file.superseded {
             return done(Err(Errno::ESTALE));
         }
         if now.since(file.validated) < self.attr_ttl {
             return done(Ok(file.validated));
         }
+        let Some(key) = self.inodes.lock().key(number) else {
+            return done(Err(Errno::ESTALE));
+        };
         count(&self.counters.revalidations);
         let this = self.clone();
-        let version = file.version;
-        let key = version.object.key.clone();
+        let asked_key = key.clone();
         let answered = move |answer: Result<ObjectMeta, OriginError>| {
             done(match answer {
-                Ok(meta) if meta.version(&this.bucket).id == version.object.id => {
+                Ok(meta) if meta.version(&this.bucket).id == file.id => {
                     this.inodes.lock().validated(number, now);
                     Ok(now)
                 }
                 Err(error) if error.kind != OriginErrorKind::NotFound => Err(origin_errno(&error)),
                 _ => {
                     count(&this.counters.superseded);
-                    version.supersede();
-                    this.known.lock().remove(&version.object.key);
+                    this.inodes.lock().supersede(number, true);
+                    this.known.lock().remove(&asked_key);
                     Err(Errno::ESTALE)
                 }
             });
@@ -444,7 +445,7 @@ impl<R: ReadReply> Namespace<R> {
     pub fn opendir(&self, number: u64) -> Result<u64, Errno> {
         let mut inodes = self.inodes.lock();
         let prefix = match inodes.get(number) {
-            Some(Node::Directory(prefix)) => prefix.clone(),
+            Some(Node::Directory(prefix)) => prefix,
             Some(Node::File(_)) => return Err(Errno::ENOTDIR),
             None => return Err(Errno::ESTALE),
         };
