@@ -4,6 +4,7 @@
 //! The pipe is the daemon's standard output until the mount answers: lines `note TEXT`, then
 //! `ready`, or `error TEXT` (to the end). A pipe that closes without either is a daemon that died.
 
+use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -27,8 +28,7 @@ pub fn start_daemon(log_file: &Path, log: File) -> Result<()> {
     let name = arguments.next().unwrap_or_else(|| "forebay".into());
     let mut child = Command::new(&program)
         .arg0(name)
-        .args(arguments)
-        .arg("--daemon")
+        .args(daemon_arguments(arguments))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
@@ -52,6 +52,14 @@ pub fn start_daemon(log_file: &Path, log: File) -> Result<()> {
             )
         }
     }
+}
+
+/// The daemon's arguments, from the command's without the program's name. `--daemon` follows the
+/// command's own name: behind a `--` it would be one more directory.
+fn daemon_arguments(mut arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let command = arguments.next();
+    let flag = std::iter::once("--daemon".into());
+    command.into_iter().chain(flag).chain(arguments).collect()
 }
 
 /// Reads the pipe; an error without a text is a daemon that died.
@@ -209,6 +217,26 @@ mod tests {
         assert_eq!(heard("note a\n"), (Err(None), vec!["a".to_owned()]));
         assert_eq!(heard(""), (Err(None), vec![]));
         assert_eq!(heard("noise\nready\n"), (Ok(()), vec![]));
+    }
+
+    #[test]
+    fn the_daemon_has_the_commands_arguments() {
+        use clap::Parser;
+
+        use crate::args::{Cli, Command};
+
+        for line in [
+            &["mount", "s3://b", "/mnt", "--memory", "7GiB"][..],
+            &["mount", "--memory", "7GiB", "--", "s3://b", "/mnt"],
+        ] {
+            let arguments = daemon_arguments(line.iter().map(Into::into));
+            let cli = Cli::try_parse_from(std::iter::once("forebay".into()).chain(arguments));
+            let Command::Mount(args) = cli.unwrap().command else {
+                panic!("another command")
+            };
+            assert!(args.daemon && args.engine.memory.is_some(), "{line:?}");
+            assert_eq!(args.mount_point, Path::new("/mnt"));
+        }
     }
 
     #[test]

@@ -35,6 +35,19 @@ fn mounted_read_and_unmounted() {
 }
 
 #[test]
+fn directories_may_follow_a_double_dash() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.dir("-m");
+    place.run(&["mount", "--", "s3://bucket", "-m"]).ok();
+    assert!(place.pid_of(&path).is_some());
+    place.run(&["umount", "--", "-m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
 fn a_prefix_is_the_root_and_flags_shape_the_files() {
     if !have_fuse() {
         return;
