@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use aws_credential_types::provider::ProvideCredentials;
+use aws_sdk_s3::types::EncodingType;
 use forebay_engine::errors::OriginErrorKind;
 use thiserror::Error;
 use tokio::time::timeout;
@@ -145,6 +146,8 @@ pub(crate) async fn check(
         .list_objects_v2()
         .bucket(bucket)
         .prefix(prefix)
+        // Keys may hold characters that XML cannot.
+        .encoding_type(EncodingType::Url)
         .max_keys(1);
     match timeout(LIST_TIMEOUT, request.send()).await {
         Err(_) => Err(CheckError::Unreachable {

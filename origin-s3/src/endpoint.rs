@@ -16,7 +16,7 @@ pub fn endpoint_identity(endpoint: Option<&str>, region: &str) -> Result<String,
         return Ok(format!("s3.{region}"));
     };
     let bad = |reason: &'static str| CheckError::BadEndpoint {
-        endpoint: endpoint.to_owned(),
+        endpoint: without_user(endpoint),
         reason,
     };
     let (scheme, rest) = endpoint
@@ -30,13 +30,14 @@ pub fn endpoint_identity(endpoint: Option<&str>, region: &str) -> Result<String,
         _ => return Err(bad("its scheme is neither http nor https")),
     };
     let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
-    if path.contains(['?', '#']) {
-        return Err(bad("it has a query or a fragment"));
-    }
-    if authority.contains('@') {
+    // Also behind a `/`, `?` or `#`, which a password may hold.
+    if rest.contains('@') {
         return Err(bad(
             "it holds a user name; credentials come from the AWS credential chain",
         ));
+    }
+    if path.contains(['?', '#']) {
+        return Err(bad("it has a query or a fragment"));
     }
     let authority = authority.to_ascii_lowercase();
     let host = authority.strip_suffix(default_port).unwrap_or(&authority);
@@ -47,6 +48,20 @@ pub fn endpoint_identity(endpoint: Option<&str>, region: &str) -> Result<String,
         return Ok(format!("s3.{region}"));
     }
     Ok(format!("{scheme}://{host}{}", path.trim_end_matches('/')))
+}
+
+/// The endpoint as texts may show it: what may be a user's name and password is hidden. A password
+/// may hold any character, so all up to the last `@` goes, a path's included.
+fn without_user(endpoint: &str) -> String {
+    let Some((user, host)) = endpoint.rsplit_once('@') else {
+        return endpoint.to_owned();
+    };
+    let scheme = user.split_once("://").map(|(scheme, _)| scheme);
+    let scheme = scheme.filter(|scheme| scheme.chars().all(char::is_alphanumeric));
+    match scheme {
+        Some(scheme) => format!("{scheme}://***@{host}"),
+        None => format!("***@{host}"),
+    }
 }
 
 /// The region of one of AWS's own endpoints.
@@ -95,6 +110,24 @@ mod tests {
             endpoint_identity(None, "eu-west-1").unwrap(),
             "s3.eu-west-1"
         );
+    }
+
+    #[test]
+    fn no_text_shows_a_password() {
+        for (text, shown) in [
+            ("http://u:secret@h:80/p", "http://***@h:80/p"),
+            ("http://u:s/ecret@h", "http://***@h"),
+            ("http://u:s#@ecret@h", "http://***@h"),
+            ("ftp://u:secret@h", "ftp://***@h"),
+            ("u:secret@h", "***@h"),
+            ("u:se://cret@h", "***@h"),
+        ] {
+            let error = endpoint_identity(Some(text), "r").unwrap_err().to_string();
+            assert!(
+                error.contains(&format!("{shown:?}")) && !error.contains("ecret"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

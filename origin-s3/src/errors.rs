@@ -93,7 +93,11 @@ impl Facts {
                 .map(str::to_owned)
                 .or_else(|| region_in(body)),
             no_credentials: chain(error).any(|error| error.is::<CredentialsError>()),
-            transport: service.is_none().then(|| causes(error)),
+            transport: service.is_none().then(|| match error {
+                // The layers around it only say that a request was sent.
+                SdkError::DispatchFailure(_) | SdkError::TimeoutError(_) => innermost(error),
+                _ => causes(error),
+            }),
             unreadable: matches!(error, SdkError::ResponseError(_)),
         }
     }
@@ -179,6 +183,15 @@ pub(crate) fn chain<'a>(
         next = error.source();
         Some(error)
     })
+}
+
+/// The text of an error's first cause.
+fn innermost(error: &(dyn Error + 'static)) -> String {
+    chain(error)
+        .map(ToString::to_string)
+        .filter(|text| !text.is_empty())
+        .last()
+        .unwrap_or_default()
 }
 
 /// The texts of an error and its causes, without repetitions.

@@ -70,7 +70,14 @@ fn origins_that_cannot_be_used() {
         ended
     };
     let good = ["--region", "eu-test-1"];
-    mount(&["--endpoint", &closed], &[]).failed(&[&closed, "not reachable", "--endpoint"]);
+    mount(&["--endpoint", &closed], &[]).failed(&[
+        &format!("{closed} is not reachable: Connection refused (os error 111); check"),
+        "--endpoint",
+    ]);
+    let with_password = closed.replace("://", "://user:secret@");
+    let refused = mount(&["--endpoint", &with_password], &[]).failed(&["***@127.0.0.1"]);
+    assert!(!refused.stderr.contains("secret"), "{}", refused.stderr);
+    assert!(!place.log().contains("secret"), "{}", place.log());
     mount(&["--endpoint", "nonsense"], &[]).failed(&["nonsense", "http://HOST"]);
     mount(&["--region", "us-test-9"], &[]).failed(&["region", "us-test-9", "--region"]);
     mount(&good, &[("AWS_SECRET_ACCESS_KEY", "wrong")])
@@ -92,6 +99,18 @@ fn origins_that_cannot_be_used() {
     place
         .run(&["mount", "s3://bucket", "m", "--region", "eu-test-1"])
         .ok();
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn a_first_key_that_xml_cannot_hold() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "a\u{1}b", "bytes");
+    let path = place.mount("m");
     place.run(&["umount", "m"]).ok();
     place.assert_clean(&path);
 }
