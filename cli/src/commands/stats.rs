@@ -159,11 +159,12 @@ fn origin(stats: &StatsReport) -> String {
     );
     rows.push(row("all", origin.bytes));
     format!(
-        "{}GETs {}, HEADs {}, LISTs {}, retries {}\n",
+        "{}GETs {}, HEADs {}, LISTs {}, failed attempts {}, retries {}\n",
         table(&rows, &[1, 2]),
         origin.gets,
         origin.heads,
         origin.lists,
+        origin.errors,
         origin.retries
     )
 }

@@ -122,6 +122,8 @@ pub struct OriginCounts {
     pub lists: u64,
     /// Attempts after a failed one.
     pub retries: u64,
+    /// Attempts of any kind that failed; that an object does not exist is no failure.
+    pub errors: u64,
 }
 
 /// What the memory tier holds and lost.
@@ -213,6 +215,7 @@ impl StatsReport {
                 heads: all.heads,
                 lists: all.lists,
                 retries: all.retries,
+                errors: all.origin_errors,
             },
             cache: CacheCounts {
                 arena_bytes: all.memory_bytes,

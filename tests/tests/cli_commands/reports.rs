@@ -3,6 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
+use forebay_tests::s3::{Class, Fault, Rule};
 use serde_json::Value;
 
 use super::support::{COMMAND_TIMEOUT, Place, Running, have_fuse, pattern};
@@ -104,7 +105,7 @@ fn one_of_several_mounts_has_to_be_named() {
     );
     place.kill(&paths[0]);
     let table = place.run(&["status"]).ok().text();
-    assert!(table.contains("no answer"), "{table}");
+    assert!(table.contains("killed"), "{table}");
     place
         .run(&["stats", "m1"])
         .failed(&["was killed", "forebay umount"]);
@@ -138,4 +139,31 @@ fn live_lines_until_the_mount_ends() {
         table.text()
     );
     place.assert_clean(&path);
+}
+
+#[test]
+fn failed_attempts_are_told_although_a_retry_mended_them() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", pattern(1 << 20, 3));
+    let path = place.mount("m");
+    let errors = || {
+        let stats = json(&place.run(&["stats", "m", "--json"]).ok().text());
+        (
+            stats["origin"]["errors"].as_u64(),
+            stats["reads"]["errors"].as_u64(),
+        )
+    };
+    assert!(fs::metadata(path.join("missing")).is_err());
+    assert_eq!(errors(), (Some(0), Some(0)), "a missing name is no failure");
+    place
+        .server
+        .faults()
+        .add(Rule::times(Class::Get, 1, Fault::Status(500)));
+    assert!(fs::read(path.join("x")).unwrap() == pattern(1 << 20, 3));
+    assert_eq!(errors(), (Some(1), Some(0)));
+    let table = place.run(&["stats"]).ok().text();
+    assert!(table.contains("failed attempts 1,"), "{table}");
 }
