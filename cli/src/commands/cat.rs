@@ -34,8 +34,8 @@ pub fn run(args: &CatArgs) -> Result<()> {
     let config = engine_config(&engine_args)?;
     let assembly = Assembly::<PieceReply>::start(config, &args.origin, &args.object.bucket)?;
     let outcome = write_object(&assembly, args);
-    assembly.stop(STOP_TIMEOUT)?;
-    outcome
+    let stopped = assembly.stop(STOP_TIMEOUT);
+    outcome.and(stopped)
 }
 
 fn write_object(assembly: &Assembly<PieceReply>, args: &CatArgs) -> Result<()> {
