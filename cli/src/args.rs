@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
+use clap::builder::{BoolishValueParser, Resettable};
+use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
 use forebay_engine::limits::IO_TIMEOUT_DEFAULT_MS;
 
 use crate::host::{CoresArg, Poll};
@@ -22,6 +23,30 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+}
+
+impl Cli {
+    /// The definition without variables that are set to nothing: those count as unset.
+    pub fn with_set_variables() -> clap::Command {
+        without_empty(Self::command())
+    }
+}
+
+fn without_empty(command: clap::Command) -> clap::Command {
+    let is_empty = |arg: &Arg| {
+        let value = arg.get_env().and_then(std::env::var_os);
+        value.is_some_and(|value| value.is_empty())
+    };
+    let command = command.mut_args(|arg| match is_empty(&arg) {
+        true => arg.env(Resettable::Reset),
+        false => arg,
+    });
+    command.mut_subcommands(without_empty)
+}
+
+/// What a switch's variable may hold: true, yes, on, 1 and their opposites.
+fn yes_or_no() -> BoolishValueParser {
+    BoolishValueParser::new()
 }
 
 /// The commands.
@@ -47,6 +72,7 @@ pub struct OriginArgs {
     #[arg(
         long,
         env = "FOREBAY_ENDPOINT",
+        hide_env_values = true,
         value_name = "URL",
         help_heading = "Origin"
     )]
@@ -56,10 +82,11 @@ pub struct OriginArgs {
     pub region: Option<String>,
     /// Put the bucket in the path instead of the host name; on by itself when there is an endpoint.
     #[arg(long, env = "FOREBAY_PATH_STYLE", help_heading = "Origin", num_args = 0..=1,
-          require_equals = true, default_missing_value = "true", value_name = "true|false")]
+          require_equals = true, default_missing_value = "true", value_name = "true|false",
+          value_parser = yes_or_no())]
     pub path_style: Option<bool>,
     /// Send unsigned requests: for public buckets.
-    #[arg(long, env = "FOREBAY_NO_SIGN_REQUEST", help_heading = "Origin")]
+    #[arg(long, env = "FOREBAY_NO_SIGN_REQUEST", help_heading = "Origin", value_parser = yes_or_no())]
     pub no_sign_request: bool,
 }
 
@@ -120,7 +147,7 @@ pub struct MountArgs {
     #[command(flatten)]
     pub files: FileArgs,
     /// Stay in the foreground and log to standard error; Ctrl-C ends the mount.
-    #[arg(short, long, env = "FOREBAY_FOREGROUND")]
+    #[arg(short, long, env = "FOREBAY_FOREGROUND", value_parser = yes_or_no())]
     pub foreground: bool,
     /// Log of the daemon. Without it: /var/log/forebay/ for root, else $XDG_STATE_HOME/forebay/
     /// or ~/.local/state/forebay/, in a file named after the mount point.
@@ -149,7 +176,7 @@ pub struct FileArgs {
     #[arg(long, env = "FOREBAY_NEGATIVE_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub negative_ttl: Duration,
     /// Other users may use the mount; for non-root mounts /etc/fuse.conf must say user_allow_other.
-    #[arg(long, env = "FOREBAY_ALLOW_OTHER")]
+    #[arg(long, env = "FOREBAY_ALLOW_OTHER", value_parser = yes_or_no())]
     pub allow_other: bool,
     /// Owner of every file and directory; without it who mounts.
     #[arg(long, env = "FOREBAY_UID", value_name = "N")]
@@ -225,8 +252,6 @@ pub struct CatArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::CommandFactory;
-
     use super::*;
 
     fn mount(args: &[&str]) -> Result<Box<MountArgs>, String> {

@@ -16,7 +16,7 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::FromArgMatches;
 
 pub mod args;
 pub mod assembly;
@@ -35,7 +35,8 @@ use args::{Cli, Command};
 /// Runs the command line of this process. 0: done; 1: failed, with a message on standard error;
 /// 2: the command line is wrong.
 pub fn run() -> ExitCode {
-    let cli = Cli::parse();
+    let matches = Cli::with_set_variables().get_matches();
+    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Commands that only ask print their own errors; a mount has a log.
     logging::start(if matches!(cli.command, Command::Mount(_)) {
         "info"
