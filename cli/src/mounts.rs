@@ -4,9 +4,14 @@ use std::fs;
 use std::io;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use rustix::io::Errno;
+
+/// How long a mount may take to answer when it is only looked at.
+const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// One line of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,6 +119,8 @@ pub enum PlaceState {
     Free,
     /// A FUSE mount whose daemon is gone.
     Dead(MountEntry),
+    /// A mount that does not answer: its daemon is stopped or hangs.
+    Hangs(MountEntry),
     /// Something is mounted there.
     Busy(MountEntry),
 }
@@ -124,7 +131,22 @@ pub enum PlaceState {
 /// When there is no directory, with what to do about it.
 pub fn place_state(path: &Path) -> Result<PlaceState> {
     let mounted = mount_at(path)?;
-    match fs::metadata(path) {
+    let (place, is_fuse) = (
+        path.to_owned(),
+        mounted.as_ref().is_some_and(MountEntry::is_fuse),
+    );
+    let looked = within(LOOK_TIMEOUT, move || {
+        let meta = fs::metadata(&place);
+        // The kernel may remember a dead mount's attributes; statfs it always asks for.
+        let dead = meta.is_ok() && is_fuse && statfs_is_dead(&place);
+        (meta, dead)
+    });
+    let (meta, dead) = match (looked, mounted.clone()) {
+        (Some(looked), _) => looked,
+        (None, Some(entry)) => return Ok(PlaceState::Hangs(entry)),
+        (None, None) => bail!("{} does not answer", path.display()),
+    };
+    match meta {
         Err(error) if is_dead(&error) => match mounted {
             Some(entry) => Ok(PlaceState::Dead(entry)),
             None => Err(error).with_context(|| format!("{} cannot be used", path.display())),
@@ -146,10 +168,43 @@ pub fn place_state(path: &Path) -> Result<PlaceState> {
         }
         Ok(_) => Ok(match mounted {
             None => PlaceState::Free,
-            // The kernel may remember a dead mount's attributes; statfs it always asks for.
-            Some(entry) if entry.is_fuse() && statfs_is_dead(path) => PlaceState::Dead(entry),
+            Some(entry) if dead => PlaceState::Dead(entry),
             Some(entry) => PlaceState::Busy(entry),
         }),
+    }
+}
+
+/// What `look` finds, or none when that takes longer: what touches a mount may hang for ever.
+pub fn within<T: Send + 'static>(
+    timeout: Duration,
+    look: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    let (done, outcome) = mpsc::channel();
+    std::thread::spawn(move || done.send(look()));
+    outcome.recv_timeout(timeout).ok()
+}
+
+/// What a mount is like whose daemon does not answer at its control socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Life {
+    /// Its daemon is gone.
+    Killed,
+    /// Its daemon is stopped or hangs.
+    Hangs,
+    /// It works: only its socket is missing.
+    Alive,
+    /// This user may not look at it.
+    Unknown,
+}
+
+/// Looks at the FUSE mount at `path` (as [`spelled`]).
+pub fn life(path: &Path) -> Life {
+    match place_state(path) {
+        Ok(PlaceState::Dead(_)) => Life::Killed,
+        Ok(PlaceState::Hangs(_)) => Life::Hangs,
+        Ok(PlaceState::Busy(_)) => Life::Alive,
+        Ok(PlaceState::Free) | Err(_) => Life::Unknown,
     }
 }
 
@@ -247,7 +302,13 @@ fn fusermount(path: &Path, lazily: bool) -> io::Result<()> {
         .arg("--")
         .arg(path)
         .env("LC_ALL", "C");
-    let output = command.stdin(std::process::Stdio::null()).output()?;
+    let output = command.stdin(std::process::Stdio::null()).output();
+    let output = output.map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => io::Error::other(
+            "fusermount3 is missing, which users other than root need to unmount: install the package fuse3",
+        ),
+        _ => error,
+    })?;
     if output.status.success() {
         return Ok(());
     }

@@ -10,28 +10,27 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use crate::control::client::{ControlClient, living};
+use crate::control::client::{ControlClient, living, peer_pid};
 use crate::control::report::StatusReport;
-use crate::control::sockets::{runtime_dir, socket_path};
-use crate::mounts;
+use crate::control::sockets::{checked_runtime_dir, socket_path};
+use crate::mounts::{self, Life};
 
 /// The daemon of the mount at `mount_point`, or the only one when none is named.
 ///
 /// # Errors
 /// When there is none, or more than one to choose from.
 pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, StatusReport)> {
-    let dir = runtime_dir();
+    let dir = checked_runtime_dir()?;
     if let Some(path) = mount_point {
         let path = mounts::spelled(path)?;
         let socket = socket_path(&dir, &path);
         if !crate::control::sockets::is_alive(&socket) {
             match mounts::mount_at(&path)? {
                 Some(entry) if entry.is_forebay() => bail!(
-                    "the daemon of {} does not answer at {}: it was killed (clean up with `forebay \
-                     umount {}`), or belongs to another user",
+                    "the daemon of {} does not answer at {}: {}",
                     path.display(),
                     socket.display(),
-                    path.display()
+                    why_silent(&path, &socket)
                 ),
                 _ => bail!(
                     "no Forebay mount at {}: `forebay status` lists those there are",
@@ -58,5 +57,25 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
                 names.join(", ")
             )
         }
+    }
+}
+
+/// Why nobody answers for a mount, and what to do.
+fn why_silent(path: &Path, socket: &Path) -> String {
+    match mounts::life(path) {
+        Life::Killed => format!(
+            "it was killed (clean up with `forebay umount {}`)",
+            path.display()
+        ),
+        Life::Hangs => format!(
+            "nor does the mount: {}",
+            umount::how_to_end(path, peer_pid(socket))
+        ),
+        Life::Alive => format!(
+            "the mount works, but its control socket is gone or in another runtime directory: set \
+             FOREBAY_RUNTIME_DIR to that one (`forebay umount {}` ends the mount without it)",
+            path.display()
+        ),
+        Life::Unknown => "it belongs to another user, or cannot be looked at".into(),
     }
 }

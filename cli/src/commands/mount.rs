@@ -15,18 +15,21 @@ use forebay_fuse::{FuseReply, MountHandle};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::umount::clean_up;
+use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
 use crate::assembly::{Assembly, engine_config};
 use crate::background::{Caller, detach, log_path, open_log, start_daemon};
+use crate::control::client::peer_pid;
 use crate::control::server::ControlSocket;
-use crate::control::sockets::{is_alive, make_runtime_dir, runtime_dir, socket_path};
+use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
 use crate::host::engine::CoreDeath;
 use crate::mounts::{self, Detach, PlaceState};
 use reports::MountReports;
 
 /// How long a new mount may take to answer its first request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a signal may wait while the mount starts.
+const SIGNAL_POLL: Duration = Duration::from_millis(20);
 /// How long readers may finish on their own once the mount shall end.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long they may take to close their files after their reads were answered with EIO.
@@ -79,7 +82,7 @@ enum End {
 fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let place = mounts::spelled(&args.mount_point)?;
     check_fuse()?;
-    let dir = runtime_dir();
+    let dir = checked_runtime_dir()?;
     let lock = start_lock(&dir, &place)?;
     if let PlaceState::Dead(_) = check_place(&place)? {
         clean_up(&place)?;
@@ -98,9 +101,8 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let (sender, ends) = mpsc::channel();
     watch_signals(&runtime, &sender)?;
     let assembly = Assembly::<FuseReply>::start(config, &args.origin, &args.source.bucket)?;
-    assembly
-        .origin
-        .check(&args.source.bucket, &args.source.prefix)?;
+    let (origin, source) = (assembly.origin.clone(), args.source.clone());
+    beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
 
     let client = assembly.engine.client();
     let fuse = options::fuse_options(args, assembly.engine.config());
@@ -116,7 +118,7 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let _ = mounted.set(());
     drop(lock);
     watch_session(&handle, sender)?;
-    let served = answers(&place).and_then(|()| {
+    let served = answers(&place, &ends).and_then(|()| {
         let reports = MountReports::new(args, &place, &assembly, handle.namespace().clone());
         let _entered = runtime.enter();
         let serving = control.serve(Arc::new(reports))?;
@@ -132,6 +134,31 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome.and(stopped)
+}
+
+/// Does `work` on a thread of its own; what ends the mount ends the wait for it at once.
+fn beside<T: Send + 'static>(
+    ends: &mpsc::Receiver<End>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let (done, outcome) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("start".into())
+        .spawn(move || done.send(work()))
+        .context("cannot start a thread")?;
+    loop {
+        let result = outcome.recv_timeout(SIGNAL_POLL);
+        match ends.try_recv() {
+            Ok(End::Signal(name)) => bail!("{name} came before the mount answered: it is not made"),
+            Ok(End::Session(_)) => bail!("the mount was taken away before it answered"),
+            Err(_) => {}
+        }
+        match result {
+            Ok(done) => return Ok(done),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(error) => return Err(error).context("a thread of the start ended"),
+        }
+    }
 }
 
 /// Ends the mount in bounded time, whatever its users do.
@@ -171,10 +198,11 @@ fn unmount(handle: &MountHandle<FuseReply>) {
 /// Refuses a place where no mount can be, with what to do about it.
 fn check_place(place: &Path) -> Result<PlaceState> {
     let deadline = Instant::now() + DYING_TIMEOUT;
+    let socket = socket_path(&checked_runtime_dir()?, place);
     let mut state = mounts::place_state(place)?;
     // A daemon that was killed just now: its socket is closed, its connection not yet.
     while matches!(&state, PlaceState::Busy(entry) if entry.is_forebay())
-        && !is_alive(&socket_path(&runtime_dir(), place))
+        && !is_alive(&socket)
         && Instant::now() < deadline
     {
         std::thread::sleep(Duration::from_millis(20));
@@ -183,6 +211,18 @@ fn check_place(place: &Path) -> Result<PlaceState> {
     match state {
         PlaceState::Busy(entry) => bail!(
             "mount point {} is busy: {} ({}) is mounted there; unmount it, or choose another directory",
+            place.display(),
+            entry.source,
+            entry.kind
+        ),
+        PlaceState::Hangs(entry) if entry.is_forebay() => bail!(
+            "mount point {} is busy: {} is mounted there and does not answer: {}",
+            place.display(),
+            entry.source,
+            how_to_end(place, peer_pid(&socket))
+        ),
+        PlaceState::Hangs(entry) => bail!(
+            "mount point {} is busy: {} ({}), which does not answer, is mounted there; choose another directory",
             place.display(),
             entry.source,
             entry.kind
@@ -275,7 +315,12 @@ fn watch_signals(runtime: &Runtime, ends: &mpsc::Sender<End>) -> Result<()> {
         (SignalKind::interrupt(), "SIGINT"),
         (SignalKind::hangup(), "SIGHUP"),
     ];
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     for (kind, name) in signals {
+        // Under nohup(1) the mount outlives its terminal.
+        if is_ignored(&status, kind) {
+            continue;
+        }
         let mut stream = signal(kind).with_context(|| format!("cannot handle {name}"))?;
         let ends = ends.clone();
         runtime.spawn(async move {
@@ -285,6 +330,16 @@ fn watch_signals(runtime: &Runtime, ends: &mpsc::Sender<End>) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Whether the caller of this program set a signal to be ignored, from `/proc/self/status`.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    mask & (1 << (kind.as_raw_value() - 1)) != 0
 }
 
 fn watch_session(handle: &Arc<MountHandle<FuseReply>>, ends: mpsc::Sender<End>) -> Result<()> {
@@ -299,17 +354,16 @@ fn watch_session(handle: &Arc<MountHandle<FuseReply>>, ends: mpsc::Sender<End>) 
 }
 
 /// Waits until the mount answers.
-fn answers(place: &Path) -> Result<()> {
-    let (done, outcome) = mpsc::channel();
+fn answers(place: &Path, ends: &mpsc::Receiver<End>) -> Result<()> {
     let path = place.to_owned();
-    std::thread::spawn(move || {
-        let _ = done.send(std::fs::metadata(&path));
-    });
-    match outcome.recv_timeout(ANSWER_TIMEOUT) {
-        Ok(result) => result
+    let looked = beside(ends, move || {
+        mounts::within(ANSWER_TIMEOUT, move || std::fs::metadata(&path))
+    })?;
+    match looked {
+        Some(result) => result
             .map(drop)
             .with_context(|| format!("the mount at {} does not work", place.display())),
-        Err(_) => Err(anyhow!(
+        None => Err(anyhow!(
             "the mount at {} does not answer within {} s",
             place.display(),
             ANSWER_TIMEOUT.as_secs()

@@ -11,8 +11,8 @@ use super::choose;
 use crate::args::StatusArgs;
 use crate::control::client::living;
 use crate::control::report::StatusReport;
-use crate::control::sockets::runtime_dir;
-use crate::mounts::{MountEntry, mount_table};
+use crate::control::sockets::checked_runtime_dir;
+use crate::mounts::{Life, MountEntry, life, mount_table};
 use crate::output::{json, print, table};
 use crate::units::{Bytes, show_duration};
 
@@ -26,6 +26,8 @@ enum Listed {
     NoAnswer {
         mount_point: PathBuf,
         source: String,
+        /// What the mount itself is like.
+        life: Life,
     },
 }
 
@@ -53,7 +55,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
 }
 
 fn list() -> Result<Vec<Listed>> {
-    let daemons = living(&runtime_dir());
+    let daemons = living(&checked_runtime_dir()?);
     let answering: BTreeSet<PathBuf> = daemons
         .iter()
         .map(|(_, status)| status.mount_point.clone())
@@ -68,6 +70,7 @@ fn list() -> Result<Vec<Listed>> {
             .into_iter()
             .filter(silent)
             .map(|entry| Listed::NoAnswer {
+                life: life(&entry.mount_point),
                 mount_point: entry.mount_point,
                 source: entry.source,
             }),
@@ -107,24 +110,44 @@ fn overview(mounts: &[Listed]) -> String {
         Listed::NoAnswer {
             mount_point,
             source,
+            life,
         } => {
             vec![
                 mount_point.display().to_string(),
                 source.clone(),
-                "no answer".into(),
+                silence(*life).0.into(),
             ]
         }
     }));
     let mut text = table(&rows, &[3, 4, 5, 6, 7]);
-    if mounts
-        .iter()
-        .any(|mount| matches!(mount, Listed::NoAnswer { .. }))
-    {
-        text.push_str(
-            "no answer: the daemon was killed (`forebay umount` cleans up) or is another user's\n",
-        );
+    let lives = [Life::Killed, Life::Hangs, Life::Alive, Life::Unknown];
+    for kind in lives {
+        let has = |mount: &Listed| matches!(mount, Listed::NoAnswer { life, .. } if *life == kind);
+        if mounts.iter().any(has) {
+            let (name, meaning) = silence(kind);
+            text.push_str(&format!("{name}: {meaning}\n"));
+        }
     }
     text
+}
+
+/// How the table names a mount that does not answer, and what that means.
+fn silence(life: Life) -> (&'static str, &'static str) {
+    match life {
+        Life::Killed => ("killed", "the daemon is gone, `forebay umount` cleans up"),
+        Life::Hangs => (
+            "hangs",
+            "the daemon is stopped or hangs, `forebay umount --lazy` takes the mount away",
+        ),
+        Life::Alive => (
+            "no socket",
+            "the mount works; its control socket is gone or in another runtime directory",
+        ),
+        Life::Unknown => (
+            "no answer",
+            "the mount is another user's, or cannot be looked at",
+        ),
+    }
 }
 
 fn details(status: &StatusReport) -> String {
@@ -203,17 +226,24 @@ mod tests {
             Listed::NoAnswer {
                 mount_point: "/dead".into(),
                 source: "s3://x/".into(),
+                life: Life::Killed,
+            },
+            Listed::NoAnswer {
+                mount_point: "/alone".into(),
+                source: "s3://y/".into(),
+                life: Life::Alive,
             },
         ];
         let text = overview(&mounts);
-        assert!(
-            text.contains("/data") && text.contains("/dead") && text.contains("umount"),
-            "{text}"
-        );
+        for part in ["/data", "/dead", "umount", "/alone", "no socket: the mount"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("hangs"), "{text}");
         let value: serde_json::Value = serde_json::from_str(&json(&mounts, true).unwrap()).unwrap();
         assert_eq!(value[0]["state"], "mounted");
         assert_eq!(value[0]["mount_point"], "/data");
         assert_eq!(value[1]["state"], "no_answer");
+        assert_eq!(value[1]["life"], "killed");
     }
 
     #[test]

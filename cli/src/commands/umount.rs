@@ -10,8 +10,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::args::UmountArgs;
-use crate::control::client::ControlClient;
-use crate::control::sockets::{is_alive, remove_stale, runtime_dir, socket_path};
+use crate::control::client::{ControlClient, peer_pid};
+use crate::control::sockets::{checked_runtime_dir, is_alive, remove_stale, socket_path};
 use crate::mounts::{self, Detach, PlaceState};
 
 /// How long a daemon may take to end after its mount is gone.
@@ -27,11 +27,11 @@ const USERS_MAX: usize = 5;
 /// When nothing of ours is mounted there, it is in use, or the daemon does not end.
 pub fn run(args: &UmountArgs) -> Result<()> {
     let path = mounts::spelled(&args.mount_point)?;
-    let socket = socket_path(&runtime_dir(), &path);
+    let socket = socket_path(&checked_runtime_dir()?, &path);
     let entry = mounts::mount_at(&path)?;
     let daemon = Daemon::find(&socket);
     match &entry {
-        Some(entry) if entry.is_forebay() => detach(&path, args.lazy)?,
+        Some(entry) if entry.is_forebay() => detach(&path, &socket, args.lazy)?,
         Some(entry) => bail!(
             "{} is a mount of {} ({}), not of Forebay: use `umount`",
             path.display(),
@@ -56,7 +56,7 @@ pub fn run(args: &UmountArgs) -> Result<()> {
 }
 
 /// Takes the mount away; a dead one although files are open in it.
-fn detach(path: &Path, lazy: bool) -> Result<()> {
+fn detach(path: &Path, socket: &Path, lazy: bool) -> Result<()> {
     let how = if lazy {
         Detach::Lazily
     } else {
@@ -65,15 +65,20 @@ fn detach(path: &Path, lazy: bool) -> Result<()> {
     match mounts::unmount(path, how) {
         Ok(()) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-            if matches!(mounts::place_state(path), Ok(PlaceState::Dead(_))) {
-                return clean_up(path);
+            let users = users_text(path);
+            match mounts::place_state(path) {
+                Ok(PlaceState::Dead(_)) => clean_up(path),
+                Ok(PlaceState::Hangs(_)) => bail!(
+                    "{} is busy{users} and does not answer: {}",
+                    path.display(),
+                    how_to_end(path, peer_pid(socket))
+                ),
+                _ => bail!(
+                    "{} is busy{users}: end what uses it, or give --lazy to take it away now and let \
+                     the daemon end with its last user",
+                    path.display()
+                ),
             }
-            bail!(
-                "{} is busy{}: end what uses it, or give --lazy to take it away now and let the \
-                 daemon end with its last user",
-                path.display(),
-                users_text(path)
-            )
         }
         Err(error) => Err(error).with_context(|| format!("cannot unmount {}", path.display())),
     }
@@ -87,6 +92,18 @@ pub fn clean_up(path: &Path) -> Result<()> {
     mounts::unmount(path, Detach::Lazily).with_context(|| {
         format!("cannot clean up the mount at {} whose daemon is gone: try as the user who mounted it, or as root", path.display())
     })
+}
+
+/// What to do about a mount that does not answer.
+pub fn how_to_end(path: &Path, daemon: Option<u32>) -> String {
+    let daemon = match daemon {
+        Some(pid) => format!("`kill -9 {pid}`, its daemon"),
+        None => "end its daemon".into(),
+    };
+    format!(
+        "take it away with `forebay umount --lazy {}`, then {daemon}",
+        path.display()
+    )
 }
 
 fn users_text(path: &Path) -> String {
@@ -110,6 +127,7 @@ fn users_text(path: &Path) -> String {
 struct Daemon {
     pid: u32,
     end: Option<OwnedFd>,
+    answers: bool,
 }
 
 impl Daemon {
@@ -118,22 +136,43 @@ impl Daemon {
             return None;
         }
         let status = ControlClient::new(socket.to_owned()).status();
-        let status = status
-            .map_err(|error| eprintln!("forebay: {error:#}"))
-            .ok()?;
-        let pid = i32::try_from(status.pid).ok().and_then(Pid::from_raw);
-        let end = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Some(Self {
-            pid: status.pid,
-            end,
-        })
+        let answers = status.is_ok();
+        let pid = match status {
+            Ok(status) => status.pid,
+            // Stopped or hung; the kernel still knows who listens.
+            Err(error) => {
+                eprintln!("forebay: {error:#}");
+                peer_pid(socket)?
+            }
+        };
+        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let end = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        Some(Self { pid, end, answers })
     }
 
     fn wait(&self, path: &Path, lazy: bool) -> Result<()> {
         let Some(end) = &self.end else { return Ok(()) };
-        let timeout = if lazy { LAZY_TIMEOUT } else { END_TIMEOUT };
+        // One that does not answer is most likely to stay: there is little to wait for.
+        let timeout = if lazy || !self.answers {
+            LAZY_TIMEOUT
+        } else {
+            END_TIMEOUT
+        };
         if has_ended(end, timeout) {
             return Ok(());
+        }
+        if !self.answers {
+            let text = format!(
+                "{} is unmounted, but its daemon {} is stopped or hangs: end it with `kill -9 {}`",
+                path.display(),
+                self.pid,
+                self.pid
+            );
+            if lazy {
+                eprintln!("forebay: {text}");
+                return Ok(());
+            }
+            bail!(text);
         }
         if lazy {
             eprintln!(

@@ -72,6 +72,20 @@ impl ControlClient {
     }
 }
 
+/// The process that listens at `socket`, also when it does not answer. None when there is none, or
+/// it runs where its number means nothing here.
+pub fn peer_pid(socket: &Path) -> Option<u32> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .ok()?;
+    runtime.block_on(async {
+        let connected = tokio::time::timeout(ANSWER_TIMEOUT, UnixStream::connect(socket)).await;
+        let pid = connected.ok()?.ok()?.peer_cred().ok()?.pid()?;
+        u32::try_from(pid).ok().filter(|pid| *pid > 0)
+    })
+}
+
 async fn fetch(socket: &Path, path: &str) -> Result<Bytes> {
     let stream = UnixStream::connect(socket)
         .await

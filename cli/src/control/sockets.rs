@@ -31,10 +31,42 @@ pub fn runtime_dir() -> PathBuf {
     }
 }
 
+/// [`runtime_dir`], if what lies there can be trusted: whoever may write there may show us sockets
+/// of their own. It need not exist.
+///
+/// # Errors
+/// When it belongs to someone else, or others may write there.
+pub fn checked_runtime_dir() -> Result<PathBuf> {
+    let dir = runtime_dir();
+    match fs::symlink_metadata(&dir) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        _ => check_runtime_dir(&dir)?,
+    }
+    Ok(dir)
+}
+
+fn check_runtime_dir(dir: &Path) -> Result<()> {
+    let meta =
+        fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
+    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+        bail!(
+            "{} is not a directory of this user: remove it, or set FOREBAY_RUNTIME_DIR",
+            dir.display()
+        );
+    }
+    if meta.mode() & 0o022 != 0 {
+        bail!(
+            "other users may write to {}: `chmod 700` it, or set FOREBAY_RUNTIME_DIR",
+            dir.display()
+        );
+    }
+    Ok(())
+}
+
 /// Makes the directory, for this user alone, or checks that it is so.
 ///
 /// # Errors
-/// When it cannot be made or belongs to someone else.
+/// When it cannot be made, belongs to someone else, or others may write there.
 pub fn make_runtime_dir(dir: &Path) -> Result<()> {
     DirBuilder::new()
         .recursive(true)
@@ -46,15 +78,7 @@ pub fn make_runtime_dir(dir: &Path) -> Result<()> {
                 dir.display()
             )
         })?;
-    let meta =
-        fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
-    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
-        bail!(
-            "{} is not a directory of this user: remove it, or set FOREBAY_RUNTIME_DIR",
-            dir.display()
-        );
-    }
-    Ok(())
+    check_runtime_dir(dir)
 }
 
 /// The socket of the mount at `mount_point` (as `mounts::spelled`).
@@ -127,5 +151,8 @@ mod tests {
         );
         fs::write(parent.path().join("file"), "").unwrap();
         assert!(make_runtime_dir(&parent.path().join("file")).is_err());
+        fs::set_permissions(&dir, fs::Permissions::from_mode(0o770)).unwrap();
+        let error = make_runtime_dir(&dir).unwrap_err().to_string();
+        assert!(error.contains("may write"), "{error}");
     }
 }

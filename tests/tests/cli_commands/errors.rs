@@ -135,6 +135,42 @@ fn machines_that_lack_what_is_asked_for() {
 }
 
 #[test]
+fn variables_are_read_as_people_write_them() {
+    let place = Place::new();
+    let mut command = place.command(&["mount", "s3://bucket", "missing"]);
+    command
+        .env("FOREBAY_LOG_FILE", "")
+        .env("FOREBAY_MEMORY", "")
+        .env("FOREBAY_PATH_STYLE", "on")
+        .env("FOREBAY_ALLOW_OTHER", "1")
+        .env("FOREBAY_NO_SIGN_REQUEST", "no")
+        .env("FOREBAY_FOREGROUND", "yes");
+    Running::start(&mut command)
+        .wait(COMMAND_TIMEOUT)
+        .failed(&["missing does not exist"]);
+}
+
+#[test]
+fn a_runtime_directory_that_others_may_write_is_not_trusted() {
+    use std::os::unix::fs::PermissionsExt;
+    let place = Place::new();
+    place.dir("m");
+    let dir = place.dir("run");
+    assert_eq!(dir, place.runtime_dir());
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o777)).unwrap();
+    for args in [
+        &["status"][..],
+        &["stats", "m"],
+        &["umount", "m"],
+        &["mount", "s3://bucket", "m"],
+    ] {
+        place
+            .run(args)
+            .failed(&["may write to", "/run", "FOREBAY_RUNTIME_DIR"]);
+    }
+}
+
+#[test]
 fn asking_for_mounts_that_are_not_there() {
     let place = Place::new();
     place.dir("m");

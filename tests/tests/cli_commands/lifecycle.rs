@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -13,7 +14,9 @@ use forebay_cli::mounts;
 use forebay_tests::s3::{Class, Fault, Rule};
 use rustix::process::Signal;
 
-use super::support::{COMMAND_TIMEOUT, Place, eventually, have_fuse, is_running, pattern, send};
+use super::support::{
+    COMMAND_TIMEOUT, Place, Running, eventually, have_fuse, is_running, pattern, send,
+};
 
 /// An orderly end takes less than this, whatever users do.
 const END_TIMEOUT: Duration = Duration::from_secs(15);
@@ -255,6 +258,131 @@ fn sigterm_ends_a_mount_whose_origin_hangs() {
 }
 
 #[test]
+fn a_signal_ends_a_mount_that_still_waits_for_its_origin() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.dir("m");
+    place
+        .server
+        .faults()
+        .add(Rule::always(Class::List, Fault::Hang));
+    for signal in [Signal::INT, Signal::TERM] {
+        let asked = place.server.counters().requests(Class::List);
+        let args = ["mount", "--foreground", "s3://bucket", "m"];
+        let running = Running::start(&mut place.command(&args));
+        eventually("the origin is asked", || {
+            place.server.counters().requests(Class::List) > asked
+        });
+        running.signal(signal);
+        running
+            .wait(Duration::from_secs(3))
+            .failed(&["before the mount answered"]);
+        place.assert_clean(&path);
+    }
+}
+
+/// Runs in the place of `command`, with SIGHUP ignored as nohup(1) does.
+fn without_hangups(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", r#"trap '' HUP; exec "$0" "$@""#])
+        .arg(command.get_program())
+        .args(command.get_args())
+        .current_dir(command.get_current_dir().unwrap());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => shell.env(name, value),
+            None => shell.env_remove(name),
+        };
+    }
+    shell
+}
+
+#[test]
+fn a_mount_outlives_the_terminal_that_it_shall_outlive() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.dir("m");
+    for ignored in [true, false] {
+        let command = place.command(&["mount", "--foreground", "s3://bucket", "m"]);
+        let running = match ignored {
+            true => Running::start(&mut without_hangups(&command)),
+            false => Running::start(&mut { command }),
+        };
+        eventually("the mount answers", || place.pid_of(&path).is_some());
+        running.signal(Signal::HUP);
+        if ignored {
+            std::thread::sleep(Duration::from_millis(500));
+            assert!(place.pid_of(&path).is_some(), "SIGHUP is ignored");
+            running.signal(Signal::TERM);
+        }
+        running.wait(END_TIMEOUT).ok();
+        place.assert_clean(&path);
+    }
+}
+
+/// Ends a process even when the test fails.
+struct Ends(u32);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        send(self.0, Signal::KILL);
+    }
+}
+
+#[test]
+fn a_stopped_daemon_is_named_and_nobody_waits_for_it() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "x", "bytes");
+    let path = place.mount("m");
+    let pid = place.pid_of(&path).unwrap();
+    let _held = File::open(path.join("x")).unwrap();
+    let daemon = Ends(pid);
+    send(pid, Signal::STOP);
+    let kill = format!("kill -9 {pid}");
+    let advice = ["does not answer", "umount --lazy", &kill];
+    place.run(&["mount", "s3://bucket", "m"]).failed(&advice);
+    place.run(&["umount", "m"]).failed(&advice);
+    let listed = place.run(&["status"]).ok();
+    assert!(listed.text().contains("hangs"), "{}", listed.text());
+    let ended = place.run(&["umount", "--lazy", "m"]).ok();
+    assert!(ended.stderr.contains(&kill), "{}", ended.stderr);
+    assert_eq!(mounts::mount_at(&path).unwrap(), None);
+    drop(daemon);
+    eventually("the daemon is gone", || !is_running(pid));
+}
+
+#[test]
+fn a_mount_without_its_socket_is_not_called_dead() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let path = place.mount("m");
+    let pid = place.pid_of(&path).unwrap();
+    let _daemon = Ends(pid);
+    fs::remove_dir_all(place.runtime_dir()).unwrap();
+    for command in ["status", "stats"] {
+        let ended = place
+            .run(&[command, "m"])
+            .failed(&["socket is gone", "FOREBAY_RUNTIME_DIR"]);
+        assert!(!ended.stderr.contains("killed"), "{}", ended.stderr);
+    }
+    let listed = place.run(&["status"]).ok();
+    assert!(listed.text().contains("no socket"), "{}", listed.text());
+    place.run(&["umount", "m"]).ok();
+    eventually("the daemon ends", || !is_running(pid));
+    place.assert_clean(&path);
+}
+
+#[test]
 fn a_read_fails_at_its_deadline() {
     if !have_fuse() {
         return;
@@ -293,7 +421,7 @@ fn two_mounts_race_for_one_place() {
     let path = place.dir("m");
     let args = ["mount", "s3://bucket", "m"];
     let racers: Vec<_> = (0..3)
-        .map(|_| super::support::Running::start(&mut place.command(&args)))
+        .map(|_| Running::start(&mut place.command(&args)))
         .collect();
     let codes: Vec<_> = racers
         .into_iter()
