@@ -17,7 +17,7 @@ pub(crate) enum Plus {
     Plus,
 }
 
-/// The prefix whose echo tells.
+/// The end of a prefix whose echo tells.
 pub(crate) const PROBE: &str = "+ ";
 
 /// What is known of the server, for all cores.
@@ -33,11 +33,11 @@ impl PlusSign {
         }
     }
 
-    /// Reads the echo of [`PROBE`]. A server that echoes something else encodes its keys as AWS
+    /// Reads the echo of a prefix that ends with [`PROBE`]. A server that echoes something else encodes its keys as AWS
     /// does, for all we can know.
     pub(crate) fn learn(&self, echo: Option<&str>) -> Plus {
         let plus = match echo {
-            Some(text) if text.starts_with('+') && text != PROBE && text != "++" => Plus::Plus,
+            Some(text) if text.ends_with("+%20") => Plus::Plus,
             _ => Plus::Space,
         };
         self.0
@@ -68,6 +68,8 @@ mod tests {
             (Some("%2B+"), Plus::Space),
             (Some("%2B%20"), Plus::Space),
             (Some("+%20"), Plus::Plus),
+            (Some("dir/a+b/+%20"), Plus::Plus),
+            (Some("dir/a+b/%2B+"), Plus::Space),
             (Some("+ "), Plus::Space),
             (None, Plus::Space),
         ] {

@@ -190,16 +190,26 @@ async fn list_once(
             }
             error
         })?;
-    let plus = plus_sign(&request.bucket.name, &answer, shared).await;
+    let plus = plus_sign(request, &answer, attempt, shared).await?;
     page(request, &answer, plus).map_err(|what| attempt.error(OriginErrorKind::BadAnswer, what))
 }
 
 /// What `+` stands for on this page; asks the server once, the first time that it matters.
-async fn plus_sign(bucket: &str, answer: &ListObjectsV2Output, shared: &Shared) -> Option<Plus> {
+///
+/// An error when it does not answer: a guess would name objects that are not there, or worse, that
+/// are other ones. The engine asks for the page again.
+async fn plus_sign(
+    request: &ListRequest,
+    answer: &ListObjectsV2Output,
+    attempt: &Attempt<'_>,
+    shared: &Shared,
+) -> Result<Option<Plus>, OriginError> {
     // Servers that do not know the encoding tell keys as they are.
-    answer.encoding_type()?;
+    if answer.encoding_type().is_none() {
+        return Ok(None);
+    }
     if let Some(plus) = shared.plus_sign.known() {
-        return Some(plus);
+        return Ok(Some(plus));
     }
     let keys = answer.contents().iter().filter_map(Object::key);
     let prefixes = answer
@@ -207,17 +217,22 @@ async fn plus_sign(bucket: &str, answer: &ListObjectsV2Output, shared: &Shared) 
         .iter()
         .filter_map(|prefix| prefix.prefix());
     if !keys.chain(prefixes).any(|told| told.contains('+')) {
-        return Some(Plus::Space);
+        return Ok(Some(Plus::Space));
     }
+    // Below the page's own prefix: keys may have the right to list there only.
     let probe = shared
         .client
         .list_objects_v2()
-        .bucket(bucket)
-        .prefix(PROBE)
+        .bucket(&request.bucket.name)
+        .prefix(format!("{}{PROBE}", request.prefix))
         .max_keys(1);
     match probe.encoding_type(EncodingType::Url).send().await {
-        Ok(echo) => Some(shared.plus_sign.learn(echo.prefix())),
-        Err(_) => Some(Plus::Space),
+        Ok(echo) => Ok(Some(shared.plus_sign.learn(echo.prefix()))),
+        Err(error) => match attempt.sdk_error(&error) {
+            // It would never answer; who has such policies encodes as AWS does.
+            refused if refused.kind == OriginErrorKind::Denied => Ok(Some(Plus::Space)),
+            error => Err(error),
+        },
     }
 }
 

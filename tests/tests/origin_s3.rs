@@ -18,7 +18,7 @@ use forebay_engine::ports::{
 use forebay_engine::ring::Doorbell;
 use forebay_origin_s3::{CheckError, OriginConfig, OriginS3Runtime, StaticCredentials};
 use forebay_tests::conformance::origin::{Harness, MonotonicClock, OriginWorld, S3World};
-use forebay_tests::s3::{Class, EmbeddedS3, Fault, Options, Rule};
+use forebay_tests::s3::{Class, EmbeddedS3, Fault, Options, Rule, When};
 
 const QUICK: Duration = Duration::from_secs(10);
 
@@ -267,9 +267,11 @@ fn credentials_come_from_the_chain() {
         ("AWS_SECRET_ACCESS_KEY", "test-secret"),
     ];
     assert_eq!(run_helper(&server, &keys), "ok");
-    assert_eq!(run_helper(&server, &[]), "no credentials");
+    // An instance metadata service that is not there; never the one of the machine under us.
+    let metadata = ("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://127.0.0.1:9/");
+    assert_eq!(run_helper(&server, &[metadata]), "no credentials");
     assert_eq!(
-        run_helper(&server, &[("AWS_EC2_METADATA_DISABLED", "true")]),
+        run_helper(&server, &[metadata, ("AWS_EC2_METADATA_DISABLED", "true")]),
         "no credentials"
     );
 }
@@ -401,10 +403,13 @@ fn connections_stay_within_their_bound() {
         deadline,
     };
     origin.submit(OriginOp::Head(head)).unwrap();
+    let started = Instant::now();
     let meta = loop {
         if let Some(OriginEvent::Head { result, .. }) = origin.poll() {
             break result.unwrap();
         }
+        assert!(started.elapsed() < 3 * QUICK, "the HEAD does not end");
+        std::thread::yield_now();
     };
     let object = Arc::new(meta.version(&bucket));
     for tag in 1..=20 {
@@ -424,6 +429,8 @@ fn connections_stay_within_their_bound() {
             assert_eq!(result, Ok(()));
             ended += 1;
         }
+        assert!(started.elapsed() < 3 * QUICK, "{ended} of 20 GETs ended");
+        std::thread::yield_now();
     }
     assert!(server.counters().bodies_open_max <= 3);
     assert!(
@@ -522,6 +529,36 @@ fn keys_that_are_no_utf8_are_left_out_and_counted() {
     harness.finish();
 }
 
+/// The page is an error, to be repeated: a guess would name an object that is not there.
+#[test]
+fn a_page_whose_plus_signs_cannot_be_read_is_an_error() {
+    let mut harness = Harness::new(S3World::embedded());
+    harness.world.put("dir/a b", 1, 1);
+    let request = || ListRequest {
+        bucket: harness.world.bucket(),
+        prefix: "dir/".into(),
+        delimited: true,
+        continuation: None,
+        entries_max: 10,
+    };
+    let (first, again) = (request(), request());
+    // A space is told as `+`. The second LIST is the one that asks what a plus sign stands for.
+    harness.world.server().faults().add(Rule {
+        when: When::EveryNth(2),
+        ..Rule::always(Class::List, Fault::Status(503))
+    });
+    let failed = harness.list(first).expect_err("the probe failed");
+    assert_eq!(failed.kind, OriginErrorKind::Throttled);
+    assert_eq!(harness.world.server().counters().requests(Class::List), 2);
+    harness.world.server().faults().clear();
+    let page = harness.list(again).expect("the page again");
+    let Some(ListEntry::Object(meta)) = page.entries.first() else {
+        panic!("no object in {page:?}")
+    };
+    assert_eq!(&*meta.key, "dir/a b");
+    harness.finish();
+}
+
 #[test]
 fn a_range_that_is_not_within_the_object_is_refused() {
     let mut harness = Harness::new(S3World::embedded());
@@ -551,7 +588,8 @@ fn shaping_limits_a_connection() {
     harness.check_bytes("o", 4 << 20, 1, 0, &outcome.filled);
     let took = started.elapsed();
     assert!(
-        (400..1500).contains(&took.as_millis()),
+        // The lower bound is the test; a busy machine may take any time within the deadline.
+        (400..10_000).contains(&took.as_millis()),
         "4 MiB at 8 MiB/s took {took:?}"
     );
     drop(outcome);
