@@ -93,6 +93,7 @@ fn until(wake_at: Time, now: Time) -> Option<Duration> {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicU64;
+    use std::time::Instant;
 
     use super::super::clock::MonotonicClock;
     use super::super::parker::EventParker;
@@ -171,6 +172,7 @@ mod tests {
 
     #[test]
     fn a_core_that_may_not_spin_turns_twice_a_wake_up() {
+        let started = Instant::now();
         let core = run_while(
             Spin::For(Duration::ZERO),
             Some(Duration::from_millis(10)),
@@ -178,9 +180,11 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(100));
             },
         );
+        // A busy machine wakes it late, and stretches the 100 ms: bounds follow what passed.
+        let timers = started.elapsed().as_millis() as u64 / 10 + 1;
         assert!(
-            (6..60).contains(&core.turns),
-            "{} turns with a timer of 10 ms",
+            (2..6 * timers).contains(&core.turns),
+            "{} turns with {timers} timers of 10 ms",
             core.turns
         );
     }
