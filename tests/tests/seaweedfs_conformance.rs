@@ -4,27 +4,11 @@
 //! start. `ci/seaweedfs` installs it (a pinned wheel, into a venv under the target directory).
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use forebay_origin_s3::{CheckError, OriginConfig, OriginS3Runtime, StaticCredentials};
 use forebay_tests::conformance::origin::{MonotonicClock, S3World, data, metadata};
-use forebay_tests::harness::Weed;
-
-/// The program `weed`, installed if need be.
-fn install() -> Result<PathBuf, String> {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ci/seaweedfs");
-    let output = Command::new(&script)
-        .output()
-        .map_err(|error| format!("{}: {error}", script.display()))?;
-    if !output.status.success() {
-        let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        return Err(text.lines().last().unwrap_or("no reason given").to_owned());
-    }
-    let path = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    Ok(PathBuf::from(path))
-}
+use forebay_tests::harness::{Weed, install_weed};
 
 fn config(weed: &Weed, secret_key: &str) -> OriginConfig {
     OriginConfig {
@@ -83,10 +67,10 @@ fn checks_speak_plainly(weed: &Weed) {
 
 #[test]
 fn the_suite_without_faults() {
-    let weed = match install() {
+    let weed = match install_weed().expect("SeaweedFS installs") {
         Ok(weed) => weed,
         Err(reason) => {
-            println!("SKIPPED: conformance against SeaweedFS: it cannot be installed: {reason}");
+            println!("SKIPPED: conformance against SeaweedFS: {reason}");
             return;
         }
     };

@@ -7,4 +7,4 @@ mod weed;
 
 pub use bucket::{BucketClient, Credentials};
 pub use mount::{Mount, MountOptions, Stats, forebay_binary};
-pub use weed::Weed;
+pub use weed::{Weed, install_weed};
