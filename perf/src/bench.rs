@@ -40,6 +40,7 @@ impl Bench {
         let mount = Mount::new(
             &point,
             &MountOptions {
+                binary: None,
                 source: format!("s3://{BUCKET}"),
                 endpoint: &server.endpoint(),
                 credentials: Some(&credentials),

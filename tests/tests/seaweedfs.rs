@@ -5,12 +5,11 @@ use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
-use forebay_tests::harness::{BucketClient, Mount, MountOptions, Weed};
+use forebay_tests::harness::{BucketClient, Mount, MountOptions, Weed, install_weed};
 use forebay_tests::s3::synthetic_bytes;
 
 const BUCKET: &str = "end-to-end";
@@ -22,31 +21,21 @@ fn content(seed: u64, len: usize) -> Bytes {
 }
 
 /// What a machine may lack; the reason is printed, never swallowed.
-fn weed_program() -> Result<PathBuf, String> {
+fn weed_program() -> Result<Result<PathBuf, String>> {
     if fs::File::options()
         .read(true)
         .write(true)
         .open("/dev/fuse")
         .is_err()
     {
-        return Err("no /dev/fuse here, or no right to open it".into());
+        return Ok(Err("no /dev/fuse here, or no right to open it".into()));
     }
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ci/seaweedfs");
-    let output = Command::new(&script)
-        .output()
-        .map_err(|error| format!("{}: {error}", script.display()))?;
-    if !output.status.success() {
-        return Err(format!(
-            "it cannot be installed: {}",
-            String::from_utf8_lossy(&output.stderr)
-        ));
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).trim().into())
+    install_weed()
 }
 
 #[test]
 fn a_bucket_of_seaweedfs_reads_as_it_was_written() -> Result<()> {
-    let weed = match weed_program() {
+    let weed = match weed_program()? {
         Ok(weed) => weed,
         Err(why) => {
             eprintln!("SKIPPED: end to end against SeaweedFS: {why}");
@@ -65,6 +54,8 @@ fn a_bucket_of_seaweedfs_reads_as_it_was_written() -> Result<()> {
     let mount = Mount::new(
         &point,
         &MountOptions {
+            // Built by cargo together with this test; target/debug/forebay may be stale or missing.
+            binary: Some(env!("CARGO_BIN_EXE_forebay-under-test").into()),
             source: format!("s3://{BUCKET}"),
             endpoint: server.endpoint(),
             credentials: Some(server.credentials()),

@@ -93,6 +93,7 @@ fn with_bucket(
     let mount = Mount::new(
         &point,
         &MountOptions {
+            binary: None,
             source: format!("s3://{}", client.bucket()),
             endpoint: &server.endpoint(),
             credentials: server.credentials(),
@@ -140,7 +141,7 @@ fn with_bucket(
 fn fill(client: &BucketClient, sources: &Sources, start: Instant, stop: &Stop) -> Result<()> {
     for batch in sources.batches() {
         stop.check()?;
-        client.put_all(batch?)?;
+        client.put_all_while(batch?, || !stop.requested())?;
     }
     overwrite::fill(client)?;
     say(

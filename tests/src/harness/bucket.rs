@@ -1,6 +1,8 @@
 //! A plain S3 client, apart from the one that is tested.
 
-use anyhow::{Context, Result};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
 use aws_sdk_s3::Client;
 use aws_sdk_s3::config::{BehaviorVersion, Region};
 use aws_sdk_s3::error::DisplayErrorContext;
@@ -92,6 +94,18 @@ impl BucketClient {
     /// # Errors
     /// The first that fails.
     pub fn put_all(&self, objects: impl IntoIterator<Item = (String, Bytes)>) -> Result<()> {
+        self.put_all_while(objects, || true)
+    }
+
+    /// Puts objects, several at a time, while `go_on` says yes; it is asked every 100 ms.
+    ///
+    /// # Errors
+    /// The first that fails, or that `go_on` said no.
+    pub fn put_all_while(
+        &self,
+        objects: impl IntoIterator<Item = (String, Bytes)>,
+        go_on: impl Fn() -> bool,
+    ) -> Result<()> {
         let puts = stream::iter(objects).map(|(key, bytes)| async move {
             let request = self.client.put_object().bucket(&self.bucket).key(&key);
             let sent = request.body(ByteStream::from(bytes)).send().await;
@@ -99,8 +113,17 @@ impl BucketClient {
                 .map_err(in_full)
                 .with_context(|| format!("cannot put {key}"))
         });
-        self.runtime
-            .block_on(puts.buffer_unordered(PUTS_AT_ONCE).try_collect())
+        let stopped = async {
+            while go_on() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        };
+        self.runtime.block_on(async {
+            tokio::select! {
+                done = puts.buffer_unordered(PUTS_AT_ONCE).try_collect() => done,
+                () = stopped => bail!("interrupted"),
+            }
+        })
     }
 
     /// Deletes one object.
@@ -163,4 +186,34 @@ impl BucketClient {
 
 fn in_full(error: impl std::error::Error) -> anyhow::Error {
     anyhow::anyhow!("{}", DisplayErrorContext(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::s3::{Class, EmbeddedS3, Fault, Options, Rule};
+
+    #[test]
+    fn puts_that_hang_can_be_interrupted() -> Result<()> {
+        let server = EmbeddedS3::start(Options::default())?;
+        server.faults().add(Rule {
+            class: None,
+            ..Rule::always(Class::Get, Fault::Hang)
+        });
+        let keys = Credentials {
+            access_key: server.options().access_key.clone(),
+            secret_key: server.options().secret_key.clone(),
+            region: "us-east-1".to_owned(),
+        };
+        let client = BucketClient::new(&server.endpoint(), "bucket", Some(&keys))?;
+        let start = Instant::now();
+        let object = ("key".to_owned(), Bytes::from_static(b"bytes"));
+        let result =
+            client.put_all_while([object], || start.elapsed() < Duration::from_millis(300));
+        assert!(result.is_err_and(|error| error.to_string() == "interrupted"));
+        assert!(start.elapsed() < Duration::from_secs(10));
+        Ok(())
+    }
 }

@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub fn forebay_binary() -> Result<PathBuf> {
 /// What to mount and how.
 #[derive(Clone, Debug)]
 pub struct MountOptions<'a> {
+    /// The program; with none, [`forebay_binary`] finds it.
+    pub binary: Option<PathBuf>,
     /// `s3://bucket/prefix`.
     pub source: String,
     /// The S3 server's URL.
@@ -68,11 +71,15 @@ impl Mount {
     /// # Errors
     /// What `forebay mount` said.
     pub fn new(dir: &Path, options: &MountOptions<'_>) -> Result<Self> {
-        let binary = forebay_binary()?;
+        let binary = match &options.binary {
+            Some(path) => path.clone(),
+            None => forebay_binary()?,
+        };
         let mut command = Command::new(&binary);
         command.arg("mount").arg(&options.source).arg(dir);
         command.args(["--endpoint", options.endpoint, "--memory", options.memory]);
         command.args(&options.flags).stdin(Stdio::null());
+        without_settings(&mut command, env::vars_os().map(|(name, _)| name));
         if let Some(known) = options.credentials {
             command
                 .env("AWS_ACCESS_KEY_ID", &known.access_key)
@@ -81,16 +88,20 @@ impl Mount {
                 .env_remove("AWS_SESSION_TOKEN")
                 .env_remove("AWS_PROFILE");
         }
+        // A terminal's Ctrl-C goes to its whole process group. It must not kill `forebay mount`
+        // halfway: the daemon would come up with nobody to unmount it.
+        command.process_group(0);
         let status = command
             .status()
             .with_context(|| format!("cannot run {}", binary.display()))?;
-        ensure!(status.success(), "forebay mount: {status}");
         let mut mount = Self {
             binary,
             dir: dir.to_owned(),
             pid: 0,
-            mounted: true,
+            // After an error of its own it has left nothing; the place may be somebody else's.
+            mounted: status.code().is_none_or(|code| code == 0),
         };
+        ensure!(status.success(), "forebay mount: {status}");
         mount.pid = u32::try_from(mount.ask("status")?.number(&["/pid", "/0/pid"])?)?;
         Ok(mount)
     }
@@ -206,6 +217,18 @@ impl Mount {
     }
 }
 
+/// Takes what the caller's environment sets of Forebay's flags away (`FOREBAY_FOREGROUND` would
+/// hang us, others change what is measured). Where the control sockets are stays.
+fn without_settings(command: &mut Command, variables: impl Iterator<Item = OsString>) {
+    let settings = variables.filter(|name| {
+        let name = name.to_string_lossy();
+        name.starts_with("FOREBAY_") && name != "FOREBAY_RUNTIME_DIR"
+    });
+    for name in settings {
+        command.env_remove(name);
+    }
+}
+
 /// Whether the process is gone, or a zombie that nobody has reaped (as in some containers).
 fn has_ended(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -256,5 +279,58 @@ impl Report {
                 self.command, pointers[0], self.json
             )
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn settings_of_the_environment_do_not_reach_a_mount() {
+        let mut command = Command::new("forebay");
+        let there = ["FOREBAY_FOREGROUND", "FOREBAY_RUNTIME_DIR", "HOME"];
+        without_settings(&mut command, there.map(OsString::from).into_iter());
+        let removed: Vec<_> = command.get_envs().collect();
+        assert_eq!(removed, [("FOREBAY_FOREGROUND".as_ref(), None)]);
+    }
+
+    /// A stand-in for `forebay` that writes what it was called with, and its process group.
+    fn stand_in(dir: &Path, end: &str) -> Result<PathBuf> {
+        let path = dir.join("forebay");
+        let called = dir.join("called").display().to_string();
+        let script = format!(
+            "#!/bin/sh\nread -r _ _ _ _ group _ </proc/self/stat\necho \"$1 $$ $group\" >>'{called}'\n{end}\n"
+        );
+        fs::write(&path, script)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755))?;
+        Ok(path)
+    }
+
+    fn called(dir: &Path, end: &str) -> Result<String> {
+        let options = MountOptions {
+            binary: Some(stand_in(dir, end)?),
+            source: "s3://bucket".to_owned(),
+            endpoint: "http://127.0.0.1:9",
+            credentials: None,
+            memory: "64MiB",
+            flags: Vec::new(),
+        };
+        assert!(Mount::new(&dir.join("none"), &options).is_err());
+        Ok(fs::read_to_string(dir.join("called"))?)
+    }
+
+    #[test]
+    fn an_interrupted_mount_is_unmounted_and_a_refused_one_is_let_be() -> Result<()> {
+        let dir = tempfile::tempdir()?;
+        let refused = called(dir.path(), "exit 1")?;
+        let words: Vec<&str> = refused.split_whitespace().collect();
+        assert_eq!(words.len(), 3, "called once: {refused}");
+        assert_eq!(words[1], words[2], "leads a process group of its own");
+        let interrupted = called(dir.path(), "test $1 = umount || kill -9 $$")?;
+        assert!(interrupted.contains("umount"), "{interrupted}");
+        Ok(())
     }
 }
