@@ -3,5 +3,6 @@
 mod cat;
 mod errors;
 mod lifecycle;
+mod readers;
 mod reports;
 mod support;

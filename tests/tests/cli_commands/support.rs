@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::JoinHandle;
@@ -35,6 +36,7 @@ pub fn have_fuse() -> bool {
 #[derive(Debug)]
 pub struct Ended {
     pub code: Option<i32>,
+    pub signal: Option<i32>,
     pub stdout: Vec<u8>,
     pub stderr: String,
 }
@@ -123,6 +125,7 @@ impl Running {
         };
         Ended {
             code: status.code(),
+            signal: status.signal(),
             stdout: self.stdout.join().unwrap(),
             stderr,
         }
