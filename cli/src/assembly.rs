@@ -43,7 +43,9 @@ impl<R: Reply> Assembly<R> {
     /// # Errors
     /// An endpoint that is no URL, or what this machine lacks.
     pub fn start(config: EngineConfig, origin: &OriginArgs, bucket: &str) -> Result<Self> {
-        let origin = OriginS3Runtime::start(origin_config(origin), Arc::new(config.clock))?;
+        let gets_max = config.memory.gets_max();
+        let origin =
+            OriginS3Runtime::start(origin_config(origin, gets_max), Arc::new(config.clock))?;
         let origin = Arc::new(origin);
         let for_cores = origin.clone();
         let engine = Engine::start(config, move |seat| {
@@ -67,12 +69,13 @@ impl<R: Reply> Assembly<R> {
     }
 }
 
-fn origin_config(args: &OriginArgs) -> OriginConfig {
+fn origin_config(args: &OriginArgs, gets_max: usize) -> OriginConfig {
     OriginConfig {
         endpoint: args.endpoint.clone(),
         region: args.region.clone(),
         path_style: args.path_style,
         anonymous: args.no_sign_request,
+        gets_max,
         ..OriginConfig::default()
     }
 }

@@ -14,26 +14,30 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+/// glibc's environment variable; other allocators do not know it.
+const MMAP_THRESHOLD: &str = "MALLOC_MMAP_THRESHOLD_";
+/// The HTTP client's buffers of bodies are larger than this. glibc raises its own threshold above
+/// them once they are freed, and then keeps them in heaps that fragment: 90 MB over `--memory`
+/// were seen. With a fixed threshold, each of them goes back to the system when it is freed.
+const MMAP_THRESHOLD_BYTES: &str = "65536";
+
 /// Starts this program again as a daemon with the same arguments and `--daemon`; returns when its
 /// mount answers.
 ///
 /// # Errors
 /// The daemon's own, or that it died.
 pub fn start_daemon(log_file: &Path, log: File) -> Result<()> {
-    // A name that `ps` shows as it is, unlike /proc/self/exe; that one works after an upgrade
-    // removed the file.
-    let program = std::env::current_exe().ok().filter(|path| path.exists());
-    let program = program.unwrap_or_else(|| "/proc/self/exe".into());
-    let mut arguments = std::env::args_os();
-    let name = arguments.next().unwrap_or_else(|| "forebay".into());
-    let mut child = Command::new(&program)
-        .arg0(name)
-        .args(daemon_arguments(arguments))
+    let mut command = own_program();
+    let mut child = command
+        .args(daemon_arguments(std::env::args_os().skip(1)))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(log)
         .spawn()
-        .with_context(|| format!("cannot start {} as a daemon", program.display()))?;
+        .with_context(|| {
+            let program = command.get_program().display();
+            format!("cannot start {program} as a daemon")
+        })?;
     let pipe = child.stdout.take().context("the daemon has no pipe")?;
     let outcome = hear(BufReader::new(pipe), |note| eprintln!("forebay: {note}"));
     match outcome {
@@ -52,6 +56,48 @@ pub fn start_daemon(log_file: &Path, log: File) -> Result<()> {
             )
         }
     }
+}
+
+/// Starts this program again in this process, once, so that the allocator has the threshold that a
+/// mount needs. Returns at once when it has one, or when the system refuses. Call it before any
+/// thread exists.
+pub fn settle_allocator() {
+    if allocator_setting(|name| std::env::var_os(name)).is_none() {
+        return;
+    }
+    let error = own_program().args(std::env::args_os().skip(1)).exec();
+    tracing::warn!(
+        "cannot start again with {MMAP_THRESHOLD} set, memory may exceed --memory by more: {error}"
+    );
+}
+
+/// This program and its name, with what the allocator of a mount needs.
+fn own_program() -> Command {
+    // A name that `ps` shows as it is, unlike /proc/self/exe; that one works after an upgrade
+    // removed the file.
+    let program = std::env::current_exe().ok().filter(|path| path.exists());
+    let program = program.unwrap_or_else(|| "/proc/self/exe".into());
+    let mut command = Command::new(program);
+    command.arg0(
+        std::env::args_os()
+            .next()
+            .unwrap_or_else(|| "forebay".into()),
+    );
+    command.envs(allocator_setting(|name| std::env::var_os(name)));
+    command
+}
+
+/// What the environment lacks for a mount's allocator: nothing when the user chose a threshold.
+fn allocator_setting(
+    variable: impl Fn(&str) -> Option<OsString>,
+) -> Option<(&'static str, &'static str)> {
+    let tuned = variable("GLIBC_TUNABLES").is_some_and(|value| {
+        value
+            .to_string_lossy()
+            .contains("glibc.malloc.mmap_threshold")
+    });
+    let chosen = tuned || variable(MMAP_THRESHOLD).is_some();
+    (!chosen).then_some((MMAP_THRESHOLD, MMAP_THRESHOLD_BYTES))
 }
 
 /// The daemon's arguments, from the command's without the program's name. `--daemon` follows the
@@ -237,6 +283,17 @@ mod tests {
             assert!(args.daemon && args.engine.memory.is_some(), "{line:?}");
             assert_eq!(args.mount_point, Path::new("/mnt"));
         }
+    }
+
+    #[test]
+    fn a_threshold_of_the_users_stays() {
+        let setting = |name: &str, value: &str| {
+            allocator_setting(|asked| (asked == name).then(|| value.into())).is_some()
+        };
+        assert!(setting("HOME", "/root"));
+        assert!(setting("GLIBC_TUNABLES", "glibc.malloc.arena_max=2"));
+        assert!(!setting("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1"));
+        assert!(!setting(MMAP_THRESHOLD, "131072"));
     }
 
     #[test]

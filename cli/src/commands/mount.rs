@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
 use crate::assembly::{Assembly, engine_config};
-use crate::background::{Caller, detach, log_path, open_log, start_daemon};
+use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
 use crate::control::client::peer_pid;
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
@@ -53,6 +53,7 @@ pub fn run(args: &MountArgs) -> Result<()> {
         return daemon(args, &caller).inspect_err(|error| caller.failed(error));
     }
     if args.foreground {
+        settle_allocator();
         return serve(&args, &Caller::Terminal);
     }
     let place = mounts::spelled(&args.mount_point)?;

@@ -15,6 +15,11 @@ const DEFAULT_SHARE: u64 = 10;
 const ORIGIN_SHARE: u64 = 8;
 const ORIGIN_MIN_BYTES: u64 = 4 << 20;
 const ORIGIN_MAX_BYTES: u64 = 64 << 20;
+/// One GET's share of the origin's buffers: what its connection holds of a body on its way.
+const GET_BUFFERS_BYTES: u64 = 512 << 10;
+/// GETs under way at a time lie between these whatever the origin's buffers are.
+const GETS_MIN: u64 = 8;
+const GETS_MAX: u64 = 128;
 
 /// What `--memory` is spent on. The parts add up to at most `total_bytes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +59,12 @@ impl MemoryPlan {
             );
         }
         Ok(plan)
+    }
+
+    /// GETs that the origin may have under way at a time, over all cores, so that their buffers
+    /// stay within [`Self::origin_bytes`].
+    pub fn gets_max(&self) -> usize {
+        (self.origin_bytes / GET_BUFFERS_BYTES).clamp(GETS_MIN, GETS_MAX) as usize
     }
 
     fn divide(total_bytes: u64, cores: usize) -> Self {
@@ -104,6 +115,14 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn gets_fit_into_the_origins_buffers() {
+        for (mib, gets) in [(40, 10), (128, 32), (512, 128), (65_536, 128)] {
+            assert_eq!(MemoryPlan::new(mib * MIB, 1).unwrap().gets_max(), gets);
+        }
+        assert_eq!(MemoryPlan::divide(0, 1).gets_max(), 8);
     }
 
     #[test]

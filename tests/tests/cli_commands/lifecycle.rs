@@ -37,6 +37,50 @@ fn mounted_read_and_unmounted() {
     assert!(place.log().contains("is mounted at"), "{}", place.log());
 }
 
+/// The value of `name` in the environment that process `pid` was started with.
+fn variable_of(pid: u32, name: &str) -> Option<String> {
+    let all = fs::read(format!("/proc/{pid}/environ")).unwrap();
+    let all = String::from_utf8_lossy(&all).into_owned();
+    all.split('\0').find_map(|entry| {
+        entry
+            .strip_prefix(name)?
+            .strip_prefix('=')
+            .map(str::to_owned)
+    })
+}
+
+#[test]
+fn every_mount_has_the_allocators_threshold() {
+    if !have_fuse() {
+        return;
+    }
+    const NAME: &str = "MALLOC_MMAP_THRESHOLD_";
+    let place = Place::new();
+    let path = place.mount("m");
+    let pid = place.pid_of(&path).unwrap();
+    assert_eq!(variable_of(pid, NAME).as_deref(), Some("65536"));
+    place.run(&["umount", "m"]).ok();
+
+    let mut command = place.command(&["mount", "s3://bucket", "m"]);
+    Running::start(command.env(NAME, "131072"))
+        .wait(COMMAND_TIMEOUT)
+        .ok();
+    let pid = place.pid_of(&path).unwrap();
+    assert_eq!(
+        variable_of(pid, NAME).as_deref(),
+        Some("131072"),
+        "the user's own"
+    );
+    place.run(&["umount", "m"]).ok();
+
+    let (running, path) = place.mount_in_foreground("f");
+    let pid = place.pid_of(&path).unwrap();
+    assert_eq!(variable_of(pid, NAME).as_deref(), Some("65536"));
+    running.signal(Signal::TERM);
+    running.wait(END_TIMEOUT).ok();
+    place.assert_clean(&path);
+}
+
 #[test]
 fn directories_may_follow_a_double_dash() {
     if !have_fuse() {
