@@ -25,7 +25,8 @@ pub struct MountOptions {
     /// Threads that take requests from the kernel; at least 2. They never wait for data.
     pub threads: usize,
     /// Background requests (read-ahead, asynchronous I/O) that the kernel keeps under way; at
-    /// least 128.
+    /// least 128. Those beyond it wait in the kernel, where no deadline runs, so it is far above
+    /// what readers have under way at a time: no thread waits for a request here.
     pub max_background: u16,
     /// Bytes that all handles together may have announced by read-ahead and not read yet: a part
     /// of the engine's memory (the command line gives a quarter).
@@ -50,7 +51,7 @@ impl Default for MountOptions {
             entry_ttl: Duration::from_secs(1),
             negative_ttl: Duration::from_secs(1),
             threads: (cpus / 2).clamp(2, 8),
-            max_background: 256,
+            max_background: 4096,
             read_ahead_budget_bytes: 256 << 20,
             kernel_read_ahead_kib: 1024,
         }

@@ -1,6 +1,7 @@
 //! Readers as training jobs have them: forked workers, mapped files, other users.
 
 use std::fs;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
@@ -145,6 +146,61 @@ fn a_mapped_page_that_does_not_come_is_a_sigbus_at_the_deadline() {
     let wanted = pattern(8 << 20, 3)[4 << 20];
     let ended = python(TOUCH, &[&path.join("x")]).ok();
     assert_eq!(ended.text().lines().last(), Some(&*wanted.to_string()));
+    place.run(&["umount", "m"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn many_readers_of_a_hung_origin_all_end_at_their_deadline() {
+    if !have_fuse() {
+        return;
+    }
+    const READERS: usize = 600;
+    let place = Place::new();
+    for n in 0..READERS {
+        place.server.put("bucket", format!("{n}"), pattern(4096, 5));
+    }
+    let path = place.dir("m");
+    let timeout = Duration::from_secs(3);
+    let flags = [
+        "--io-timeout",
+        "3s",
+        "--attr-ttl",
+        "1h",
+        "--entry-ttl",
+        "1h",
+    ];
+    place
+        .run(&[&["mount", "s3://bucket", "m"], &flags[..]].concat())
+        .ok();
+    assert_eq!(fs::read_dir(&path).unwrap().count(), READERS);
+    place
+        .server
+        .faults()
+        .add(Rule::always(Class::Get, Fault::Hang));
+    let files: Vec<_> = (0..READERS)
+        .map(|n| fs::File::open(path.join(n.to_string())).unwrap())
+        .collect();
+    let start = Instant::now();
+    let readers: Vec<_> = files
+        .into_iter()
+        .map(|mut file| {
+            let read = move || (file.read(&mut [0; 4096]).map(drop), start.elapsed());
+            let thread = std::thread::Builder::new().stack_size(64 << 10);
+            thread.spawn(read).unwrap()
+        })
+        .collect();
+    let ends: Vec<_> = readers.into_iter().map(|r| r.join().unwrap()).collect();
+    assert!(ends.iter().all(|(result, _)| result.is_err()));
+    let last = ends.iter().map(|(_, took)| *took).max().unwrap();
+    eprintln!("{READERS} readers ended within {last:?}");
+    // The kernel tries twice: its read-ahead, then the page itself. Requests that wait in the
+    // kernel until others have ended would come on top.
+    assert!(
+        (timeout..2 * timeout + Duration::from_secs(2)).contains(&last),
+        "the last of {READERS} readers took {last:?}"
+    );
+    place.server.faults().clear();
     place.run(&["umount", "m"]).ok();
     place.assert_clean(&path);
 }
