@@ -14,7 +14,7 @@ use crate::checksum::BlockSeed;
 use crate::identity::BlockId;
 use crate::limits::{
     CHUNKS_PER_BLOCK, HITS_MAX, INDEX_ENTRY_BYTES, INDEX_SHARE, PAGE_BYTES, SUB_BLOCK_BYTES,
-    SUB_BLOCKS_PER_CHUNK,
+    SUB_BLOCKS_PER_BLOCK, SUB_BLOCKS_PER_CHUNK,
 };
 
 /// Names an entry of the index while it exists.
@@ -62,6 +62,10 @@ impl Piece {
         self.first_page as usize * PAGE_BYTES
     }
 
+    fn mask(&self) -> Mask {
+        mask_of_bytes(self.start(), self.start() + self.bytes.len())
+    }
+
     /// Whether the pages that bytes `start` to `end` of this piece touch are as they arrived.
     pub fn verify(&self, seed: BlockSeed, start: usize, end: usize) -> bool {
         let first = start / PAGE_BYTES;
@@ -88,7 +92,10 @@ enum Chunk {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Waiter {
     pub read: ReadKey,
+    /// What is missing.
     pub needs: Mask,
+    /// All that it will read of the block: not to be evicted under it.
+    pub wants: Mask,
 }
 
 /// A fill that is to bring sub-blocks of a block.
@@ -334,9 +341,20 @@ impl Index {
     /// Drops the piece that holds sub-block `sub`, whose bytes are wrong.
     pub fn spoil(&mut self, key: BlockKey, sub: usize) {
         self.changes += 1;
+        let before = self.blocks[key].footprint_bytes;
+        let gone = self.take_piece(key, sub);
+        let block = &mut self.blocks[key];
+        block.spoiled |= gone;
+        self.queues
+            .shrink(block.place, before - block.footprint_bytes);
+    }
+
+    /// Takes out the piece that holds sub-block `sub`; returns the sub-blocks that are gone. The
+    /// queues' account is the caller's.
+    fn take_piece(&mut self, key: BlockKey, sub: usize) -> Mask {
         let block = &mut self.blocks[key];
         let chunk = &mut block.chunks[sub / SUB_BLOCKS_PER_CHUNK];
-        let dropped = match chunk {
+        let taken = match chunk {
             Chunk::Empty => None,
             Chunk::Whole(_) => match std::mem::take(chunk) {
                 Chunk::Whole(piece) => Some(piece),
@@ -344,15 +362,10 @@ impl Index {
             },
             Chunk::Pieces(pieces) => pieces[sub % SUB_BLOCKS_PER_CHUNK].take(),
         };
-        if let Some(piece) = dropped {
-            let first = piece.start() / SUB_BLOCK_BYTES;
-            let gone = mask(first, piece.bytes.len().div_ceil(SUB_BLOCK_BYTES));
-            block.present &= !gone;
-            block.spoiled |= gone;
-            block.footprint_bytes -= piece.bytes.footprint_bytes();
-            self.queues
-                .shrink(block.place, piece.bytes.footprint_bytes());
-        }
+        let Some(piece) = taken else { return 0 };
+        block.present &= !piece.mask();
+        block.footprint_bytes -= piece.bytes.footprint_bytes();
+        piece.mask()
     }
 
     /// Forgets an entry that holds nothing and was never admitted to a queue.
@@ -367,9 +380,12 @@ impl Index {
     }
 
     /// Evicts the block that S3-FIFO would miss least, and returns the bytes that came free; none
-    /// when nothing is cached. Blocks that a fill is still completing go last.
+    /// when nothing is cached. Blocks that a fill is still completing go late, pieces that a parked
+    /// read will read go last.
     pub fn evict(&mut self) -> Option<usize> {
-        self.evict_settled().or_else(|| self.evict_any())
+        self.evict_settled()
+            .or_else(|| self.evict_unawaited())
+            .or_else(|| self.evict_any())
     }
 
     fn evict_settled(&mut self) -> Option<usize> {
@@ -382,7 +398,8 @@ impl Index {
             let (key, from) = self.queues.pop(spent)?;
             let block = &mut self.blocks[key];
             self.queues.shrink(from, block.footprint_bytes);
-            let keep = match (block.in_flight != 0, block.hits, from) {
+            let awaited = block.in_flight != 0 || !block.waiters.is_empty();
+            let keep = match (awaited, block.hits, from) {
                 (true, _, _) => {
                     busy += 1;
                     Some(from)
@@ -416,8 +433,28 @@ impl Index {
         None
     }
 
-    /// Every cached block is being completed by a fill, and those fills may be waiting for just this
-    /// memory: the oldest gives up what it has. Its entry stays for the bytes on their way.
+    /// Every cached block is being completed by a fill or waited for, and those fills may be waiting
+    /// for just this memory: the oldest gives up what no reader waits for.
+    fn evict_unawaited(&mut self) -> Option<usize> {
+        for _ in 0..self.queues.len() {
+            let (key, from) = self.queues.pop(Where::Nowhere)?;
+            self.queues.shrink(from, self.blocks[key].footprint_bytes);
+            let freed = self.remove_unawaited(key);
+            let block = &self.blocks[key];
+            if block.present != 0 {
+                self.queues.push(from, key);
+                self.queues.grow(from, block.footprint_bytes);
+            } else {
+                self.remove_contents(key);
+            }
+            if freed > 0 {
+                return Some(freed);
+            }
+        }
+        None
+    }
+
+    /// All that is cached is waited for: someone has to give way, or nobody gets on.
     fn evict_any(&mut self) -> Option<usize> {
         loop {
             let (key, from) = self.queues.pop(Where::Nowhere)?;
@@ -427,6 +464,31 @@ impl Index {
                 freed => return Some(freed),
             }
         }
+    }
+
+    /// Drops the pieces of a block that no parked read will read; returns the bytes that came free.
+    fn remove_unawaited(&mut self, key: BlockKey) -> usize {
+        let block = &self.blocks[key];
+        let awaited = block
+            .waiters
+            .iter()
+            .fold(0, |all, waiter| all | waiter.wants);
+        let before = block.footprint_bytes;
+        for sub in 0..SUB_BLOCKS_PER_BLOCK {
+            let Some(piece) = self.blocks[key].piece_at(sub) else {
+                continue;
+            };
+            if piece.mask() & awaited == 0 {
+                self.take_piece(key, sub);
+            }
+        }
+        let freed = before - self.blocks[key].footprint_bytes;
+        if freed > 0 {
+            self.changes += 1;
+            self.evictions += 1;
+            self.blocks[key].was_evicted = true;
+        }
+        freed
     }
 
     /// Empties a block that was taken out of its queue; returns the bytes that came free.

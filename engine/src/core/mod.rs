@@ -23,6 +23,7 @@ mod s3fifo;
 mod tests;
 mod timers;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ use fill::{FillKey, Fills};
 use index::{Index, StableMap};
 use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
-use read::Read;
+use read::{Read, ReadKey};
 use timers::{Due, Timers};
 
 use crate::arena::Arena;
@@ -117,6 +118,10 @@ pub struct Core<P: Platform> {
     config: CoreConfig,
     index: Index,
     reads: slab::Slab<Read<P::Reply>>,
+    /// Bytes that the parked reads need in memory, of those that fetch.
+    admitted_bytes: usize,
+    /// Parked reads for whose bytes there is no room yet, in the order of their coming.
+    waiting_room: VecDeque<ReadKey>,
     fills: Fills,
     lookups: Lookups,
     timers: Timers,
@@ -142,6 +147,8 @@ impl<P: Platform> Core<P> {
             config,
             index: Index::new(arena_bytes),
             reads: slab::Slab::new(),
+            admitted_bytes: 0,
+            waiting_room: VecDeque::new(),
             fills: Fills::default(),
             lookups: Lookups::default(),
             timers: Timers::default(),
@@ -168,6 +175,7 @@ impl<P: Platform> Core<P> {
         let mut progressed = self.take_completions(now, budget.completions);
         progressed |= self.take_requests(now, budget.requests);
         progressed |= self.fire_timers(now);
+        self.admit_reads(now);
         self.start_lookups(now);
         self.start_fills(now);
         self.parts.arena.reclaim();

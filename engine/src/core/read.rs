@@ -43,6 +43,8 @@ pub(super) struct Read<R> {
     submitted: Time,
     deadline: Time,
     waited: bool,
+    /// Counted in `Core::admitted_bytes` while it is parked.
+    admitted: bool,
     checksum_retries: u8,
     answer: Answer<R>,
 }
@@ -55,6 +57,13 @@ struct Span {
 }
 
 impl<R> Read<R> {
+    /// Bytes of the sub-blocks that must be in memory together for this read to be answered.
+    fn footprint_bytes(&self) -> usize {
+        let sub_bytes = SUB_BLOCK_BYTES as u64;
+        let subs = self.end().div_ceil(sub_bytes) - self.offset / sub_bytes;
+        subs as usize * SUB_BLOCK_BYTES
+    }
+
     fn end(&self) -> u64 {
         self.offset + u64::from(self.len_bytes)
     }
@@ -98,13 +107,12 @@ impl<P: Platform> Core<P> {
             deadline,
             answer,
         } = request;
-        let in_stripe = offset % STRIPE_BYTES as u64 + u64::from(len_bytes) <= STRIPE_BYTES as u64;
         let in_object = offset
             .checked_add(u64::from(len_bytes))
             .is_some_and(|end| end <= object.size_bytes.min(OBJECT_BYTES_MAX));
         let refusal = if self.shutting_down {
             Some(ReadError::Shutdown)
-        } else if len_bytes as usize > READ_BYTES_MAX || !in_stripe || !in_object {
+        } else if len_bytes as usize > READ_BYTES_MAX || !in_object {
             Some(ReadError::Invalid)
         } else if deadline <= now {
             Some(ReadError::Deadline)
@@ -121,6 +129,7 @@ impl<P: Platform> Core<P> {
             submitted,
             deadline,
             waited: false,
+            admitted: false,
             checksum_retries: 0,
             answer,
         };
@@ -263,29 +272,79 @@ impl<P: Platform> Core<P> {
         if read.deadline <= now {
             return self.refuse(read, ReadError::Deadline);
         }
-        let demand = read.offset..read.end();
-        let want_end = read.offset + u64::from(read.want_bytes.max(read.len_bytes));
-        let object = read.object.clone();
-        let joined = self.plan(&object, demand, want_end, Class::Demand, read.deadline);
+        let footprint = read.footprint_bytes();
+        if !read.admitted && !self.has_room_for(footprint) {
+            let key = self.park(read);
+            return self.waiting_room.push_back(key);
+        }
+        read.admitted = true;
+        self.admitted_bytes += footprint;
+        let joined = self.plan_read(&read);
         if joined && !read.waited {
             self.stats.joined += 1;
         }
         read.waited = true;
-        let (id, deadline) = (read.id, read.deadline);
         let spans = read.spans();
+        let key = self.park(read);
+        for span in spans {
+            let wants = mask_of_bytes(span.bytes.start, span.bytes.end);
+            if let Some(block) = self.index.find(span.block) {
+                let block = self.index.block_mut(block);
+                let needs = wants & !block.present;
+                block.waiters.push(Waiter {
+                    read: key,
+                    needs,
+                    wants,
+                });
+            }
+        }
+    }
+
+    /// Readers whose bytes do not fit the arena together would evict each other's for ever: only as
+    /// many fetch at a time as fit half of it, the rest wait in the order of their coming.
+    fn has_room_for(&self, footprint_bytes: usize) -> bool {
+        let fits = self.admitted_bytes + footprint_bytes <= self.parts.arena.capacity_bytes() / 2;
+        self.waiting_room.is_empty() && (self.admitted_bytes == 0 || fits)
+    }
+
+    /// Lets reads in that wait for room.
+    pub(super) fn admit_reads(&mut self, now: Time) {
+        while let Some(key) = self.waiting_room.pop_front() {
+            let Some(read) = self.reads.get(key.slot).filter(|read| read.id == key.id) else {
+                continue;
+            };
+            let wanted = self.admitted_bytes + read.footprint_bytes();
+            if self.admitted_bytes > 0 && wanted > self.parts.arena.capacity_bytes() / 2 {
+                return self.waiting_room.push_front(key);
+            }
+            if let Some(mut read) = self.unpark(key, None) {
+                read.admitted = true;
+                read.waited = true;
+                self.advance(now, read);
+            }
+        }
+    }
+
+    /// Plans what a read misses. Fills stay within a stripe; a read may touch two.
+    fn plan_read(&mut self, read: &Read<P::Reply>) -> bool {
+        let (start, end, deadline) = (read.offset, read.end(), read.deadline);
+        let want_end = start + u64::from(read.want_bytes.max(read.len_bytes));
+        let stripe_end = start - start % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
+        let object = read.object.clone();
+        let first = start..end.min(stripe_end);
+        let mut joined = self.plan(&object, first, want_end, Class::Demand, deadline);
+        if end > stripe_end {
+            joined |= self.plan(&object, stripe_end..end, want_end, Class::Demand, deadline);
+        }
+        joined
+    }
+
+    fn park(&mut self, read: Read<P::Reply>) -> ReadKey {
+        let (id, deadline) = (read.id, read.deadline);
         let slot = self.reads.insert(read);
         let key = ReadKey { slot, id };
         self.timers.set(deadline, Due::Read(key));
-        for span in spans {
-            let needs = mask_of_bytes(span.bytes.start, span.bytes.end);
-            if let Some(block) = self.index.find(span.block) {
-                let block = self.index.block_mut(block);
-                let needs = needs & !block.present;
-                if needs != 0 {
-                    block.waiters.push(Waiter { read: key, needs });
-                }
-            }
-        }
+        key
     }
 
     /// Takes a parked read out, and its name off every block but `except`.
@@ -299,6 +358,10 @@ impl<P: Platform> Core<P> {
         }
         let read = self.reads.remove(key.slot);
         self.timers.clear(read.deadline, Due::Read(key));
+        if !read.admitted {
+            return Some(read);
+        }
+        self.admitted_bytes -= read.footprint_bytes();
         for span in read.spans() {
             if let Some(block) = self.index.find(span.block)
                 && Some(block) != except

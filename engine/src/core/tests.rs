@@ -754,3 +754,64 @@ fn failures_are_counted_and_a_stall_says_so() {
         "a stall counts as a timeout"
     );
 }
+
+#[test]
+fn a_read_across_stripes_is_planned_stripe_by_stripe() {
+    let mut bench = Bench::new(64 * MIB, 64 * MIB);
+    let outcome = bench.read(16 * MIB - 100 * KIB, 200 * KIB, 0);
+    bench.turn();
+    assert_eq!(
+        bench.gets(),
+        [(16 * MIB - 128 * KIB, 128 * KIB), (16 * MIB, 128 * KIB)]
+    );
+    bench.serve_all();
+    expect_bytes(&outcome, 16 * MIB - 100 * KIB, 200 * KIB);
+}
+
+#[test]
+fn more_readers_than_the_arena_holds_get_on_without_fetching_twice() {
+    let mut bench = Bench::new(16 * MIB, 512 * MIB);
+    // Each needs bytes of two blocks; all of them together four times the arena.
+    let outcomes: Vec<_> = (0..64)
+        .map(|n| bench.read((n + 1) * 4 * MIB - MIB / 2 - 7, MIB, 0))
+        .collect();
+    bench.turn();
+    let mut served = 0;
+    while !bench.gets().is_empty() {
+        bench.serve();
+        served += 1;
+        assert!(served < 10_000, "readers evict each other's bytes");
+    }
+    for (n, outcome) in (0..).zip(&outcomes) {
+        expect_bytes(outcome, (n + 1) * 4 * MIB - MIB / 2 - 7, MIB);
+    }
+    let touched = 64 * 18 * 64 * KIB;
+    let origin = bench.core.stats().ledger.total_bytes();
+    assert!(
+        origin <= touched,
+        "{origin} origin bytes for {touched} that were needed"
+    );
+    assert_eq!(bench.core.admitted_bytes, 0);
+}
+
+#[test]
+fn reads_that_wait_for_room_keep_their_deadline() {
+    let mut bench = Bench::new(16 * MIB, 512 * MIB);
+    let outcomes: Vec<_> = (0..40).map(|n| bench.read(n * 4 * MIB, MIB, 0)).collect();
+    bench.turn();
+    assert!(!bench.core.waiting_room.is_empty());
+    bench.pass(TIMEOUT);
+    assert!(
+        outcomes
+            .iter()
+            .all(|outcome| *outcome.lock() == [Err(ReadError::Deadline)])
+    );
+    assert_eq!(bench.core.admitted_bytes, 0);
+    while !bench.gets().is_empty() {
+        bench.fail(OriginErrorKind::Cancelled, 0);
+    }
+    let outcome = bench.read(0, MIB, 0);
+    bench.serve_all();
+    expect_bytes(&outcome, 0, MIB);
+    assert!(bench.core.waiting_room.is_empty());
+}

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
-use forebay_engine::identity::{ObjectId, ObjectVersion};
-use forebay_engine::limits::{BACKOFF_MAX_MS, READ_BYTES_MAX, STRIPE_BYTES, SUB_BLOCK_BYTES};
+use forebay_engine::identity::{ObjectId, ObjectVersion, Slot};
+use forebay_engine::limits::{BACKOFF_MAX_MS, READ_BYTES_MAX, SUB_BLOCK_BYTES};
 use forebay_engine::ports::Time;
 use forebay_engine::stats::{CoreStats, Reason};
 
@@ -47,13 +47,13 @@ pub fn sub_blocks(
     numbers.map(move |number| (id, number))
 }
 
-/// In how many parts a read travels.
-pub fn parts(offset: u64, due_bytes: u64) -> u64 {
+/// In how many parts a read travels: two when it crosses from one core's stripe to another's.
+pub fn parts(object: &ObjectVersion, cores: usize, offset: u64, due_bytes: u64) -> u64 {
     if due_bytes == 0 {
         return 0;
     }
-    let stripe = STRIPE_BYTES as u64;
-    (offset + due_bytes - 1) / stripe - offset / stripe + 1
+    let core = |at| Slot::of_stripe(object.id, at).core(cores);
+    1 + u64::from(core(offset) != core(offset + due_bytes - 1))
 }
 
 impl Facts {

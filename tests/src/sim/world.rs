@@ -470,7 +470,7 @@ impl World {
             .read(object, offset, len_bytes, want_bytes, ticket)
         {
             Ok(()) => {
-                self.facts.parts += parts(offset, due_bytes);
+                self.facts.parts += parts(object, self.client.cores(), offset, due_bytes);
                 true
             }
             Err(Full(ticket)) => {
