@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `read` | a read's life, from the ring to its answer |
 //! | `ahead` | checking pages ahead of a sequential reader, in idle turns |
-//! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
+//! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight); `fill::plan` makes them |
 //! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
