@@ -179,6 +179,8 @@ impl<P: Platform> Core<P> {
         self.start_lookups(now);
         self.start_fills(now);
         self.parts.arena.reclaim();
+        // A fill that was given up just now may have been the last that readers waited behind.
+        progressed |= self.admitted_bytes == 0 && !self.waiting_room.is_empty();
         if !progressed && self.ahead.has_work() {
             self.check_ahead();
             progressed = true;
