@@ -14,6 +14,7 @@
 //! | [`arena`] | the buffer arena: [`arena::Lease`] and [`arena::Frozen`] (the only unsafe code) |
 //! | [`ports`] | the six traits that adapters implement |
 //! | [`ring`], [`client`] | how front ends hand work to cores |
+//! | [`disk`] | the disk tier: a region log on block devices |
 //! | [`core`] | the turn loop and its machines: read, fill, metadata; index, S3-FIFO, ledger |
 
 #![deny(unsafe_code)]
@@ -22,6 +23,7 @@ pub mod arena;
 pub mod checksum;
 pub mod client;
 pub mod core;
+pub mod disk;
 pub mod errors;
 pub mod identity;
 pub mod limits;

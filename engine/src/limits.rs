@@ -62,7 +62,7 @@ pub const POLL_BUDGET: usize = 256;
 pub const ARENA_BYTES_MIN: usize = 16 << 20;
 /// Bytes that a block with one small piece takes beside its buffer: entry, map slot, queue links,
 /// table of pieces, checksums, rounded up. `core::index` checks its part of it.
-pub const INDEX_ENTRY_BYTES: usize = 1_024;
+pub const INDEX_ENTRY_BYTES: usize = 1_216;
 /// The index may take one part in this many of a core's memory.
 pub const INDEX_SHARE: usize = 16;
 /// Ghost entries kept for each sub-block that the memory tier could hold.
@@ -95,6 +95,25 @@ pub const KEY_BYTES_MAX: usize = 1_024;
 pub const NAME_BYTES_MAX: usize = 255;
 /// Entries asked for in one listing page.
 pub const LIST_PAGE_ENTRIES: u32 = 1_000;
+
+/// Memory that one entry of the disk index takes, its hash bucket and its ghost included.
+pub const DISK_ENTRY_BYTES: usize = 64;
+/// Devices of one core.
+pub const DEVICES_MAX: usize = 64;
+/// A batch of the region log closes when it holds so many bytes,
+pub const BATCH_BYTES_MAX: usize = 8 << 20;
+/// so many entries,
+pub const BATCH_ENTRIES_MAX: usize = 512;
+/// or is so old.
+pub const BATCH_DELAY_MS: u64 = 100;
+/// A read from a device that takes longer is given up: the bytes come from the next source.
+pub const DEVICE_READ_MS_MAX: u64 = 1_000;
+/// Faults after which a device is retired; one is forgiven every [`DEVICE_FAULT_FORGIVEN_S`].
+pub const DEVICE_FAULTS_MAX: u32 = 64;
+/// One fault is forgiven in so many seconds.
+pub const DEVICE_FAULT_FORGIVEN_S: u64 = 10;
+/// Writes may hold one part in this many of the arena; fills beyond it are not kept.
+pub const DISK_WRITE_SHARE: usize = 4;
 
 /// The default of `--io-timeout`.
 pub const IO_TIMEOUT_DEFAULT_MS: u64 = 30_000;

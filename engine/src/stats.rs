@@ -4,6 +4,8 @@ use std::fmt;
 
 use hdrhistogram::Histogram;
 
+use crate::disk::DiskStats;
+
 /// Why bytes were read from the origin. Every byte that arrives is booked once, so the reasons
 /// add up to what the origin itself counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -92,6 +94,10 @@ pub struct CoreStats {
     pub memory_hits: u64,
     /// Bytes of those.
     pub memory_hit_bytes: u64,
+    /// Reads that waited for the disk tier and needed nothing from farther away.
+    pub disk_hits: u64,
+    /// Bytes of those.
+    pub disk_hit_bytes: u64,
     /// Reads that waited for the origin.
     pub misses: u64,
     /// Bytes of those.
@@ -132,7 +138,11 @@ pub struct CoreStats {
     pub memory_in_flight_bytes: u64,
     /// Latency of reads answered from memory, nanoseconds.
     pub hit_latency_ns: Histogram<u64>,
-    /// Latency of reads that waited, nanoseconds.
+    /// Latency of reads answered from disk, nanoseconds.
+    pub disk_latency_ns: Histogram<u64>,
+    /// The disk tier.
+    pub disk: DiskStats,
+    /// Latency of reads that waited for the origin, nanoseconds.
     pub miss_latency_ns: Histogram<u64>,
 }
 
@@ -148,6 +158,8 @@ impl Default for CoreStats {
             read_bytes: 0,
             memory_hits: 0,
             memory_hit_bytes: 0,
+            disk_hits: 0,
+            disk_hit_bytes: 0,
             misses: 0,
             miss_bytes: 0,
             joined: 0,
@@ -168,6 +180,8 @@ impl Default for CoreStats {
             memory_used_bytes: 0,
             memory_in_flight_bytes: 0,
             hit_latency_ns: histogram(),
+            disk_latency_ns: histogram(),
+            disk: DiskStats::default(),
             miss_latency_ns: histogram(),
         }
     }
@@ -180,6 +194,8 @@ impl CoreStats {
         self.read_bytes += other.read_bytes;
         self.memory_hits += other.memory_hits;
         self.memory_hit_bytes += other.memory_hit_bytes;
+        self.disk_hits += other.disk_hits;
+        self.disk_hit_bytes += other.disk_hit_bytes;
         self.misses += other.misses;
         self.miss_bytes += other.miss_bytes;
         self.joined += other.joined;
@@ -202,6 +218,8 @@ impl CoreStats {
         self.memory_used_bytes += other.memory_used_bytes;
         self.memory_in_flight_bytes += other.memory_in_flight_bytes;
         let _ = self.hit_latency_ns.add(&other.hit_latency_ns);
+        let _ = self.disk_latency_ns.add(&other.disk_latency_ns);
+        self.disk.add(&other.disk);
         let _ = self.miss_latency_ns.add(&other.miss_latency_ns);
     }
 }

@@ -12,8 +12,9 @@ use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::arena::Arena;
 use forebay_engine::client::{Client, Reply, Request};
 use forebay_engine::core::{Core, CoreConfig, Parts};
+use forebay_engine::disk::Disk;
 use forebay_engine::errors::ReadError;
-use forebay_engine::ports::{Full, NoDevice, NoTransport, Origin, Solo};
+use forebay_engine::ports::{Full, NoTransport, Origin, Solo};
 use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
@@ -326,7 +327,7 @@ where
     let origin = (shared.make_origin)(seat)
         .with_context(|| format!("cannot start the origin's client for engine core {core}"))?;
     let parts = Parts {
-        device: NoDevice::default(),
+        disk: Disk::absent(),
         transport: NoTransport::default(),
         origin,
         membership: Solo,

@@ -13,7 +13,7 @@ mod memory;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crossbeam_queue::SegQueue;
 pub use memory::BufferClass;
 use memory::{CHILDREN, Frame, Slab};
 
-use crate::limits::CHUNK_BYTES;
+use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
 
 /// On whose behalf a lease is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -33,10 +33,12 @@ pub enum Share {
     Prefetch,
     /// Peers.
     Serve,
+    /// The disk tier's own work: headers, tables, what reclaim moves.
+    Disk,
 }
 
 /// Number of shares.
-const SHARES: usize = 3;
+const SHARES: usize = 4;
 
 /// Why there is no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,6 +96,14 @@ impl Lease {
         &frame.bytes()[..self.len as usize]
     }
 
+    /// All bytes of the class.
+    fn whole(&self) -> &[u8] {
+        self.frame
+            .as_ref()
+            .expect("a lease has a frame until it is dropped")
+            .bytes()
+    }
+
     /// The bytes to fill. What they hold before is whatever the last use left.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         let frame = self
@@ -101,6 +111,12 @@ impl Lease {
             .as_mut()
             .expect("a lease has a frame until it is dropped");
         &mut frame.bytes_mut()[..self.len as usize]
+    }
+
+    /// Makes the lease shorter; the rest of the buffer stays with it, unused. Longer than it is
+    /// changes nothing.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
     }
 }
 
@@ -114,19 +130,31 @@ impl Drop for Lease {
 
 /// Filled bytes that readers of one core share. The frame returns when the last one is gone.
 #[derive(Clone, Debug)]
-pub struct Frozen(Rc<Lease>);
+pub struct Frozen {
+    lease: Rc<Lease>,
+    len: u32,
+}
 
 impl Deref for Frozen {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        self.0.bytes()
+        &self.lease.whole()[..self.len as usize]
     }
 }
 
 impl Frozen {
     /// Bytes of the arena that this buffer occupies.
     pub fn footprint_bytes(&self) -> usize {
-        self.0.class().bytes()
+        self.lease.class().bytes()
+    }
+
+    /// The same bytes up to the end of their last page: what a device writes. Zeros follow what was
+    /// filled.
+    pub fn padded(&self) -> Frozen {
+        Frozen {
+            lease: self.lease.clone(),
+            len: (self.len as usize).next_multiple_of(PAGE_BYTES) as u32,
+        }
     }
 }
 
@@ -148,6 +176,7 @@ pub struct Arena {
     in_flight_bytes: [usize; SHARES],
     frozen_bytes: usize,
     reserved_bytes: [usize; SHARES],
+    addresses: Range<usize>,
 }
 
 impl Arena {
@@ -159,6 +188,9 @@ impl Arena {
         let mut chunks = Slab::frames(capacity_bytes / CHUNK_BYTES)?;
         chunks.reverse();
         let capacity_bytes = chunks.len() * CHUNK_BYTES;
+        let start = chunks
+            .last()
+            .map_or(0, |first| first.bytes().as_ptr() as usize);
         let mut reserved_bytes = [0; SHARES];
         reserved_bytes[Share::Demand as usize] = capacity_bytes / 4;
         reserved_bytes[Share::Serve as usize] = capacity_bytes / 8;
@@ -172,6 +204,7 @@ impl Arena {
             in_flight_bytes: [0; SHARES],
             frozen_bytes: 0,
             reserved_bytes,
+            addresses: start..start + capacity_bytes,
         })
     }
 
@@ -239,7 +272,24 @@ impl Arena {
             self.frozen_bytes += lease.class().bytes();
             lease.usage = Use::Frozen;
         }
-        Frozen(Rc::new(lease))
+        let len = lease.len;
+        lease.len = (len as usize).next_multiple_of(PAGE_BYTES) as u32;
+        lease.bytes_mut()[len as usize..].fill(0);
+        Frozen {
+            lease: Rc::new(lease),
+            len,
+        }
+    }
+
+    /// Sets `share`'s reserved room, in bytes.
+    pub fn reserve(&mut self, share: Share, bytes: usize) {
+        self.reserved_bytes[share as usize] = bytes.min(self.capacity_bytes / 4);
+    }
+
+    /// The addresses of all its buffers: what a device may register as fixed memory. One mapping
+    /// that lives as long as any buffer of it.
+    pub fn addresses(&self) -> Range<usize> {
+        self.addresses.clone()
     }
 
     /// Takes back the frames of dropped leases. [`Arena::lease`] does so by itself.
@@ -311,7 +361,7 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::{PAGE_BYTES, SUB_BLOCK_BYTES};
+    use crate::limits::SUB_BLOCK_BYTES;
 
     const MIB: usize = 1 << 20;
 
@@ -363,6 +413,26 @@ mod tests {
         drop(again);
         arena.reclaim();
         assert_eq!(arena.free_bytes(), 2 * MIB);
+    }
+
+    #[test]
+    fn what_a_device_writes_ends_in_zeros() {
+        let mut arena = Arena::new(2 * MIB).unwrap();
+        let mut dirty = arena.lease(2 * PAGE_BYTES, Share::Demand).unwrap();
+        dirty.bytes_mut().fill(9);
+        drop(dirty);
+        let mut lease = arena.lease(2 * PAGE_BYTES, Share::Demand).unwrap();
+        lease.truncate(PAGE_BYTES + 1);
+        let frozen = arena.freeze(lease);
+        let padded = frozen.padded();
+        assert_eq!(
+            (frozen.len(), padded.len()),
+            (PAGE_BYTES + 1, 2 * PAGE_BYTES)
+        );
+        assert!(padded[..PAGE_BYTES + 1].iter().all(|byte| *byte == 9));
+        assert!(padded[PAGE_BYTES + 1..].iter().all(|byte| *byte == 0));
+        let at = padded.as_ptr() as usize;
+        assert!(arena.addresses().start <= at && at + padded.len() <= arena.addresses().end);
     }
 
     #[test]

@@ -37,6 +37,7 @@ use timers::{Due, Timers};
 
 use crate::arena::Arena;
 use crate::client::{PrefetchRequest, Request};
+use crate::disk::Disk;
 use crate::limits::{
     METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET, READ_BYTES_MAX, READS_PER_CORE_MAX,
     RING_BUDGET,
@@ -48,8 +49,8 @@ use crate::stats::CoreStats;
 /// What a core is made of.
 #[allow(missing_debug_implementations)]
 pub struct Parts<P: Platform> {
-    /// Its device queue. Held for the disk tier; not polled yet.
-    pub device: P::Device,
+    /// Its disk tier.
+    pub disk: Disk<P::Device>,
     /// Its connections. Held for the cache group; not polled yet.
     pub transport: P::Transport,
     /// Its way to object storage.
@@ -210,6 +211,7 @@ impl<P: Platform> Core<P> {
         stats.reads_waiting = self.reads.len() as u64;
         stats.evictions = self.index.evictions;
         stats.blocks = self.index.len() as u64;
+        stats.disk = self.parts.disk.stats();
         stats.memory_bytes = self.parts.arena.capacity_bytes() as u64;
         stats.memory_used_bytes = self.parts.arena.frozen_bytes() as u64;
         stats.memory_in_flight_bytes = self.parts.arena.in_flight_bytes() as u64;

@@ -107,7 +107,7 @@ impl Bench {
         let (clock, origin) = (TestClock::default(), TestOrigin::default());
         let ring = CoreRing::new(Doorbell::new(Waker::noop().clone()));
         let parts = Parts {
-            device: NoDevice::default(),
+            disk: Disk::absent(),
             transport: NoTransport::default(),
             origin: origin.clone(),
             membership: Solo,

@@ -66,6 +66,9 @@ pub enum DeviceError {
     /// No room (disk full, quota).
     #[error("no space")]
     NoSpace,
+    /// The media takes no writes (any more): reads may go on.
+    #[error("read-only")]
+    ReadOnly,
     /// Offset or length is not in whole sectors, or beyond the end.
     #[error("out of range or unaligned")]
     Range,
@@ -117,14 +120,19 @@ pub enum DeviceEvent {
 /// buffers always come back; operations under way at the same time may end in any order;
 /// malformed ranges end in `DeviceError::Range` and touch nothing.
 pub trait BlockDevice {
-    /// Size and granularity.
+    /// Size and granularity. Does not change while the queue pair lives.
     fn geometry(&self) -> DeviceGeometry;
 
-    /// Starts an operation, or gives it back when the queue is full.
+    /// Takes an operation, or gives it back when the queue is full. It may begin at once, and
+    /// begins at the latest with the next [`BlockDevice::commit`].
     ///
     /// # Errors
     /// [`Full`] with the operation, untouched.
     fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>>;
+
+    /// Hands all that was submitted to the device: the submission queue's doorbell, rung once a
+    /// turn.
+    fn commit(&mut self) {}
 
     /// The next completion, if there is one.
     fn poll(&mut self) -> Option<DeviceEvent>;

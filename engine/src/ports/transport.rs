@@ -178,6 +178,8 @@ pub struct NoTransport {
 }
 
 impl Transport for NoTransport {
+    // The operation travels by value: boxing it would allocate for each.
+    #[allow(clippy::result_large_err)]
     fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
         self.refused.push_back(match op {
             TransportOp::Fetch { tag, lease, .. } => TransportEvent::Fetched {

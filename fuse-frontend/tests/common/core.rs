@@ -10,6 +10,7 @@ use std::time::Duration;
 use forebay_engine::arena::Arena;
 use forebay_engine::client::{Client, Reply};
 use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
+use forebay_engine::disk::Disk;
 use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::{Bucket, Validator};
 use forebay_engine::ports::{
@@ -220,7 +221,7 @@ impl<R: Reply> RealEngine<R> {
                 let ring = CoreRing::new(Doorbell::new(waker));
                 sender.send(ring.clone()).unwrap();
                 let parts = Parts {
-                    device: NoDevice::default(),
+                    disk: Disk::absent(),
                     transport: NoTransport::default(),
                     origin: MemoryOrigin {
                         store,

@@ -9,6 +9,7 @@ use std::task::{Wake, Waker};
 
 use forebay_engine::arena::Arena;
 use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
+use forebay_engine::disk::Disk;
 use forebay_engine::ports::{NoDevice, NoTransport, Platform, Solo, Time};
 use forebay_engine::ring::{CoreRing, Doorbell};
 
@@ -103,7 +104,7 @@ pub(super) fn seat(
         trace.clone(),
     );
     let parts = Parts::<SimPlatform> {
-        device: NoDevice::default(),
+        disk: Disk::absent(),
         transport: NoTransport::default(),
         origin: origin.clone(),
         membership: Solo,

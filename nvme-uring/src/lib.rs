@@ -1,0 +1,1 @@
+//! Blocks at rest on a file or a block device, by io_uring.
