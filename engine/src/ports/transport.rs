@@ -162,6 +162,8 @@ pub trait Transport {
     ///
     /// # Errors
     /// [`Full`] with the operation, untouched.
+    // By value: boxing would allocate for each operation.
+    #[allow(clippy::result_large_err)]
     fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>>;
 
     /// The next event, if there is one.
@@ -178,8 +180,6 @@ pub struct NoTransport {
 }
 
 impl Transport for NoTransport {
-    // The operation travels by value: boxing it would allocate for each.
-    #[allow(clippy::result_large_err)]
     fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
         self.refused.push_back(match op {
             TransportOp::Fetch { tag, lease, .. } => TransportEvent::Fetched {
