@@ -132,13 +132,15 @@ impl Drop for Lease {
 #[derive(Clone, Debug)]
 pub struct Frozen {
     lease: Rc<Lease>,
+    start: u32,
     len: u32,
 }
 
 impl Deref for Frozen {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        &self.lease.whole()[..self.len as usize]
+        let start = self.start as usize;
+        &self.lease.whole()[start..start + self.len as usize]
     }
 }
 
@@ -151,9 +153,22 @@ impl Frozen {
     /// The same bytes up to the end of their last page: what a device writes. Zeros follow what was
     /// filled.
     pub fn padded(&self) -> Frozen {
+        let end = (self.start + self.len).next_multiple_of(PAGE_BYTES as u32);
         Frozen {
             lease: self.lease.clone(),
-            len: (self.len as usize).next_multiple_of(PAGE_BYTES) as u32,
+            start: self.start,
+            len: end - self.start,
+        }
+    }
+
+    /// Part of the same bytes; clipped to what there is.
+    pub fn slice(&self, range: Range<usize>) -> Frozen {
+        let end = range.end.min(self.len as usize) as u32;
+        let start = range.start.min(end as usize) as u32;
+        Frozen {
+            lease: self.lease.clone(),
+            start: self.start + start,
+            len: end - start,
         }
     }
 }
@@ -277,6 +292,7 @@ impl Arena {
         lease.bytes_mut()[len as usize..].fill(0);
         Frozen {
             lease: Rc::new(lease),
+            start: 0,
             len,
         }
     }
@@ -431,6 +447,8 @@ mod tests {
         );
         assert!(padded[..PAGE_BYTES + 1].iter().all(|byte| *byte == 9));
         assert!(padded[PAGE_BYTES + 1..].iter().all(|byte| *byte == 0));
+        let tail = frozen.slice(PAGE_BYTES..3 * PAGE_BYTES);
+        assert_eq!((tail.len(), tail.padded().len()), (1, PAGE_BYTES));
         let at = padded.as_ptr() as usize;
         assert!(arena.addresses().start <= at && at + padded.len() <= arena.addresses().end);
     }

@@ -31,6 +31,8 @@ impl<D: BlockDevice> Disk<D> {
             cores: 1,
             entries_max: 0,
             tables_bytes_max: 0,
+            write_bytes_max: 0,
+            incarnation: 0,
             read_timeout: std::time::Duration::ZERO,
             verify: true,
         };

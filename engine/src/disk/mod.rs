@@ -22,6 +22,7 @@ mod stats;
 pub use log::{Buffers, Disk};
 pub use stats::{DeviceState, DeviceStats, DiskStats};
 
+use parking_lot::Mutex;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
@@ -43,7 +44,31 @@ pub struct DeviceShared {
     /// (`--free-space-ratio`), the owner cores then give regions back.
     pub allowed_bytes: AtomicU64,
     /// Generation of each region, set by its owner: what another core remembers of an older one is void.
-    pub generations: Box<[AtomicU32]>,
+    generations: Box<[AtomicU32]>,
+    rehome: Rehome,
+}
+
+/// Regions that were written under another number of cores: every core looks through them at start.
+#[derive(Debug, Default)]
+struct Rehome {
+    regions: Mutex<Vec<(u32, layout::RegionHeader)>>,
+    /// Cores that have looked at their own regions.
+    looked: AtomicU32,
+}
+
+impl DeviceShared {
+    /// What the cores of a new process share about a device.
+    pub fn new(name: String, geometry: geometry::Geometry, log: layout::LogId) -> Self {
+        let generations = (0..geometry.regions).map(|_| AtomicU32::new(0)).collect();
+        Self {
+            name,
+            geometry,
+            log,
+            allowed_bytes: AtomicU64::new(u64::MAX),
+            generations,
+            rehome: Rehome::default(),
+        }
+    }
 }
 
 /// One core's seat at a device.
@@ -66,6 +91,10 @@ pub struct DiskConfig {
     pub entries_max: usize,
     /// Memory for checksum tables of sealed regions.
     pub tables_bytes_max: usize,
+    /// Bytes that writes may hold; fills beyond it are not kept.
+    pub write_bytes_max: usize,
+    /// Larger in each run than in the one before: nanoseconds since 1970 when the process started.
+    pub incarnation: u64,
     /// A read that takes longer is given up; the default is [`crate::limits::DEVICE_READ_MS_MAX`].
     pub read_timeout: std::time::Duration,
     /// Whether pages are checked when they are read. Off only to measure what it costs.
