@@ -4,7 +4,7 @@
 //! that a large index costs memory only as it fills. Order is that of insertion, in every process.
 
 use crate::identity::BlockId;
-use crate::limits::{DEVICES_MAX, DISK_ENTRY_BYTES, HITS_MAX};
+use crate::limits::{DEVICES_MAX, DISK_ENTRY_BYTES};
 
 /// Bits of [`Place::region`] below the device's number.
 const REGION_BITS: u32 = 26;
@@ -59,8 +59,8 @@ pub(crate) struct Extent {
     /// At least one.
     pub pages: u16,
     pub place: Place,
-    /// At most [`HITS_MAX`].
-    pub hits: u8,
+    /// The region's stamp when it was hit last, or 0.
+    pub stamp: u8,
     /// Never evicted.
     pub pinned: bool,
 }
@@ -95,9 +95,7 @@ struct Entry {
     first_page: u16,
     /// 0: free.
     pages: u16,
-    /// Page of the block where the last read, or the write, ended.
-    cursor: u16,
-    hits: u8,
+    stamp: u8,
     pinned: bool,
 }
 
@@ -109,8 +107,7 @@ const FREE: Entry = Entry {
     region_page: 0,
     first_page: 0,
     pages: 0,
-    cursor: 0,
-    hits: 0,
+    stamp: 0,
     pinned: false,
 };
 
@@ -124,8 +121,7 @@ impl Entry {
             region_page: extent.place.page,
             first_page: extent.first_page,
             pages: extent.pages,
-            cursor: u16::try_from(extent.end()).unwrap_or(u16::MAX),
-            hits: extent.hits.min(HITS_MAX),
+            stamp: extent.stamp,
             pinned: extent.pinned,
         }
     }
@@ -143,28 +139,13 @@ impl Entry {
                 region: self.region,
                 page: self.region_page,
             },
-            hits: self.hits,
+            stamp: self.stamp,
             pinned: self.pinned,
         }
     }
 
     fn is_of(&self, block: BlockId) -> bool {
         self.index == block.index && self.object == halves(block)
-    }
-
-    /// Counts a read: a hit when it begins before where the last one ended. One that only shares the last page
-    /// with it and goes on is the next of a sequence whose reads are not whole pages.
-    fn read(&mut self, page: u16, pages: u16) {
-        let end = page.saturating_add(pages);
-        let goes_on = page.saturating_add(1) == self.cursor && end > self.cursor;
-        if page < self.cursor && !goes_on {
-            self.hit();
-        }
-        self.cursor = end;
-    }
-
-    fn hit(&mut self) {
-        self.hits = (self.hits + 1).min(HITS_MAX);
     }
 }
 
@@ -295,25 +276,11 @@ impl DiskIndex {
         }
     }
 
-    /// The extent that a read of `pages` from `page` on is served from, as [`DiskIndex::find`] does, with the read counted:
-    /// it is a hit when it begins before where the last one ended.
-    pub fn read_at(&mut self, block: BlockId, page: u16, pages: u16) -> Option<Extent> {
-        let id = self.find_id(block, page)?;
-        let entry = self.entry_mut(id);
-        entry.read(page, pages);
-        Some(entry.extent())
-    }
-
-    /// One more hit for every extent of the block.
-    pub fn touch(&mut self, block: BlockId) {
-        self.each_of(block, Entry::hit);
-    }
-
-    /// Sets an extent's hits. False when it is not there.
-    pub fn set_hits(&mut self, block: BlockId, first_page: u16, place: Place, hits: u8) -> bool {
+    /// Marks an extent as hit. False when it is not there.
+    pub fn set_stamp(&mut self, block: BlockId, first_page: u16, place: Place, stamp: u8) -> bool {
         let id = self.get_id(block, first_page, place);
         if let Some(id) = id {
-            self.entry_mut(id).hits = hits.min(HITS_MAX);
+            self.entry_mut(id).stamp = stamp;
         }
         id.is_some()
     }

@@ -1,8 +1,11 @@
-//! The region logs of one core, as its `Core` sees them.
+//! The disk tier of one core, as its `Core` sees it.
 
-use super::{DeviceSeat, DiskConfig, DiskEvent, DiskRead, DiskTurn, Fill};
+use super::device::Log;
+use super::tier::Tier;
+use super::{DeviceSeat, DiskConfig, DiskEvent, DiskMiss, DiskRead, DiskStats, DiskTurn, Fill};
 use crate::arena::{Denied, Frozen, Lease};
 use crate::identity::BlockId;
+use crate::limits::{DEVICES_MAX, PAGE_BYTES, PAGES_PER_SUB_BLOCK};
 use crate::ports::{BlockDevice, Time};
 
 /// Where the disk tier gets buffers for its own work from: the core's arena, with eviction.
@@ -19,8 +22,8 @@ pub trait Buffers {
 /// The disk tier of one core.
 #[derive(Debug)]
 pub struct Disk<D: BlockDevice> {
-    seats: Vec<DeviceSeat<D>>,
-    config: DiskConfig,
+    logs: Vec<Log<D>>,
+    tier: Tier,
 }
 
 impl<D: BlockDevice> Disk<D> {
@@ -39,92 +42,216 @@ impl<D: BlockDevice> Disk<D> {
         Self::new(Vec::new(), config)
     }
 
-    /// The counters as of now.
-    pub fn stats(&self) -> super::DiskStats {
-        super::DiskStats::default()
-    }
-
-    /// A tier on `seats`; recovery begins with the first turn. Without seats nothing is ever kept.
+    /// A tier on `seats` (at most [`DEVICES_MAX`]; more are left out); recovery begins with the first
+    /// turn. Without seats nothing is ever kept.
     pub fn new(seats: Vec<DeviceSeat<D>>, config: DiskConfig) -> Self {
-        Self { seats, config }
+        let mut tier = Tier::new(config);
+        for seat in seats.iter().take(DEVICES_MAX) {
+            tier.add_device(seat.shared.geometry.regions);
+        }
+        let logs = seats.into_iter().take(DEVICES_MAX).enumerate();
+        let logs = logs
+            .map(|(number, seat)| Log::new(seat, number, &tier))
+            .collect();
+        Self { logs, tier }
     }
 
     /// Whether there is any device to read from or write to.
     pub fn is_present(&self) -> bool {
-        !self.seats.is_empty() && self.config.cores > 0
+        !self.logs.is_empty()
     }
 
     /// Whether entries of earlier runs are still being looked for.
     pub fn is_recovering(&self) -> bool {
-        false
+        self.logs.iter().any(Log::is_recovering)
+    }
+
+    /// The counters as of now.
+    pub fn stats(&self) -> DiskStats {
+        DiskStats {
+            devices: self
+                .logs
+                .iter()
+                .map(|log| log.counters(&self.tier))
+                .collect(),
+            index_bytes: self.tier.index_bytes(),
+            tables_bytes: self.tier.tables.memory_bytes() as u64,
+            table_reads: self.logs.iter().map(|log| log.reads.table_reads).sum(),
+        }
     }
 
     /// Sub-blocks of `block` that are wholly on disk, one bit each. `block_bytes` is the block's length.
     pub fn present(&self, block: BlockId, block_bytes: u32) -> u64 {
-        let _ = (block, block_bytes);
-        0
+        let pages = block_bytes.div_ceil(PAGE_BYTES as u32);
+        let per = PAGES_PER_SUB_BLOCK as u32;
+        let mut present = 0;
+        for extent in self.tier.index.extents(block) {
+            if !self.is_current(extent.place) {
+                continue;
+            }
+            let first = u32::from(extent.first_page).div_ceil(per);
+            // An object's last sub-block ends with the object.
+            let end = match extent.end() {
+                end if end >= pages => end.div_ceil(per),
+                end => end / per,
+            };
+            for sub in first..end {
+                present |= 1u64.checked_shl(sub).unwrap_or(0);
+            }
+        }
+        present
+    }
+
+    fn is_current(&self, place: super::index::Place) -> bool {
+        self.logs
+            .get(place.device())
+            .is_some_and(|log| log.is_readable() && log.is_current(place.region()))
     }
 
     /// Pages of `block` that can be read at once, from `page` on; none when `page` is not on disk.
     pub fn extent(&self, block: BlockId, page: u32) -> Option<std::ops::Range<u32>> {
-        let _ = (block, page);
-        None
+        let extent = self
+            .tier
+            .index
+            .find(block, u16::try_from(page).ok()?)
+            .filter(|extent| self.is_current(extent.place))?;
+        Some(page..extent.end())
     }
 
     /// Begins a read; its pages must lie in one extent. Ends in one `Read` or `Missed` event with its
-    /// ticket. Counts a hit of the entry when the read begins before where the last one ended.
+    /// ticket. Counts as a hit of the entry: a fill's first reader is served from memory, so a read from disk
+    /// is a reading again.
     ///
     /// # Errors
     /// The read, untouched, when the device's queue is full.
     pub fn read(&mut self, now: Time, read: DiskRead) -> Result<(), DiskRead> {
-        let _ = now;
-        Err(read)
+        let pages = (read.lease.len() / PAGE_BYTES) as u16;
+        let first = read.first_page as u16;
+        let extent = self
+            .tier
+            .index
+            .find(read.block, first)
+            .filter(|extent| u32::from(first) + u32::from(pages) <= extent.end());
+        let usable = extent.filter(|extent| self.is_current(extent.place));
+        let Some(extent) = usable else {
+            if let Some(extent) = extent
+                && let Some(log) = self.logs.get_mut(extent.place.device())
+            {
+                log.forget_foreign(extent.place, &mut self.tier);
+            }
+            self.tier.events.push_back(DiskEvent::Missed {
+                ticket: read.ticket,
+                why: DiskMiss::Reclaimed,
+            });
+            return Ok(());
+        };
+        self.logs[extent.place.device()].begin_read(now, read, extent, &mut self.tier)?;
+        self.tier.hit(&extent);
+        Ok(())
     }
 
     /// Takes bytes to be kept. True when a `Settled` event for all of the fill's pages will follow; false when it is
     /// not kept.
     pub fn keep(&mut self, now: Time, fill: Fill) -> bool {
-        let _ = (now, fill);
-        false
+        let len_bytes = fill.bytes.len();
+        let pages = len_bytes.div_ceil(PAGE_BYTES);
+        let room = self.tier.writing_bytes + len_bytes <= self.tier.config.write_bytes_max;
+        let Some(number) = self.device_for(fill.block) else {
+            return false;
+        };
+        let log = &mut self.logs[number];
+        let whole = pages > 0 && pages == fill.checksums.len();
+        if !room || !whole || self.tier.is_full() {
+            log.stats.fills_dropped += 1;
+            log.stats.dropped_bytes += len_bytes as u64;
+            return false;
+        }
+        let queue = log.queue_for(fill.block, pages as u64, &self.tier);
+        log.stage_fill(now, fill, queue, &mut self.tier);
+        true
+    }
+
+    /// The device that a block is written to: always the same while the devices are, by their sizes.
+    fn device_for(&self, block: BlockId) -> Option<usize> {
+        let weight = |log: &Log<D>| match log.is_writable() || log.is_recovering() {
+            true => log.regions.len() as u64 * u64::from(log.geometry.region_bytes),
+            false => 0,
+        };
+        let total: u64 = self.logs.iter().map(weight).sum();
+        if total == 0 {
+            return None;
+        }
+        let id = block.object.0;
+        let mut x = (id as u64) ^ (id >> 64) as u64 ^ u64::from(block.index).rotate_left(32);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let mut at = (x ^ (x >> 31)) % total;
+        for (number, log) in self.logs.iter().enumerate() {
+            match at.checked_sub(weight(log)) {
+                Some(rest) => at = rest,
+                None => return Some(number),
+            }
+        }
+        None
     }
 
     /// A reader was served from memory bytes that it had read before: the entry is as hot as they are.
     pub fn touch(&mut self, block: BlockId) {
-        let _ = block;
+        let mut at = 0;
+        loop {
+            let Some(extent) = self.tier.index.extents(block).nth(at) else {
+                return;
+            };
+            self.tier.hit(&extent);
+            at += 1;
+        }
+    }
+
+    /// Never evicts the block's entries, or does so again.
+    pub fn pin(&mut self, block: BlockId, pinned: bool) {
+        self.tier.index.pin(block, pinned);
     }
 
     /// Whether the block was evicted from disk not long ago.
     pub fn was_evicted(&self, block: BlockId) -> bool {
-        let _ = block;
-        false
+        self.tier.ghosts.contains(block)
     }
 
     /// Forgets a block.
     pub fn forget(&mut self, block: BlockId) {
-        let _ = block;
+        self.tier.remove_block(block);
     }
 
     /// Closes what is staged without waiting for more: before an orderly end. Turn until
     /// [`Disk::is_quiet`].
-    pub fn settle(&mut self) {}
+    pub fn settle(&mut self) {
+        for log in &mut self.logs {
+            log.settle();
+        }
+    }
 
     /// Whether nothing is under way or waits to be written.
     pub fn is_quiet(&self) -> bool {
-        true
+        self.tier.events.is_empty() && self.logs.iter().all(Log::is_quiet)
     }
 
     /// Takes completions, advances every machine, submits. Called once a turn, after the core's own
     /// reads and fills were handed in.
     pub fn turn(&mut self, now: Time, buffers: &mut impl Buffers) -> DiskTurn {
-        let _ = (now, buffers);
-        DiskTurn {
+        let mut turn = DiskTurn {
             progressed: false,
             wake_at: Time::NEVER,
+        };
+        for log in &mut self.logs {
+            let (progressed, wake_at) = log.turn(now, &mut self.tier, buffers);
+            turn.progressed |= progressed;
+            turn.wake_at = turn.wake_at.min(wake_at);
         }
+        turn
     }
 
     /// What happened, oldest first.
     pub fn next_event(&mut self) -> Option<DiskEvent> {
-        None
+        self.tier.events.pop_front()
     }
 }

@@ -9,6 +9,13 @@
 //! | [`layout`] | what lies on a device: superblock, region header, batch header, entry, trailer; encode and decode |
 //! | [`geometry`] | region size, numbers and offsets of regions |
 //! | `log` | the tier as its core sees it |
+//! | `tier` | what the logs of a core share |
+//! | `device` | the log on one device: its operations, its turn, its faults |
+//! | `regions` | which regions are free, which hold what, which goes next |
+//! | `writer`, `seal`, `flush` | appending: batches, headers, footers, in the order that survives a power cut |
+//! | `reads` | reading and checking pages |
+//! | `reclaim` | emptying the oldest region |
+//! | `recovery` | finding what earlier runs left |
 //! | `index` | where a block's extents are: at most 64 bytes an entry |
 //! | `ghosts` | blocks evicted not long ago |
 //! | `tables` | checksums of sealed regions: a bounded pool |
@@ -17,10 +24,27 @@
 // Until the log's machines land.
 #![allow(dead_code)]
 
+mod device;
+mod flush;
 pub mod geometry;
+mod ghosts;
+mod health;
+mod index;
 pub mod layout;
 mod log;
+mod ops;
+mod policy;
+mod reads;
+mod reclaim;
+mod recovery;
+mod regions;
+mod seal;
 mod stats;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod tier;
+mod writer;
 
 pub use log::{Buffers, Disk};
 pub use stats::{DeviceState, DeviceStats, DiskStats};
@@ -28,7 +52,7 @@ pub use stats::{DeviceState, DeviceStats, DiskStats};
 use parking_lot::Mutex;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::arena::{Frozen, Lease};
 use crate::identity::BlockId;
@@ -71,6 +95,19 @@ impl DeviceShared {
             generations,
             rehome: Rehome::default(),
         }
+    }
+
+    fn set_generation(&self, region: u32, generation: u32) {
+        if let Some(known) = self.generations.get(region as usize) {
+            known.store(generation, Ordering::Release);
+        }
+    }
+
+    /// The generation that a region's owner has told; 0 before it has.
+    fn generation(&self, region: u32) -> u32 {
+        self.generations
+            .get(region as usize)
+            .map_or(0, |known| known.load(Ordering::Acquire))
     }
 }
 

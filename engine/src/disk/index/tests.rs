@@ -18,7 +18,7 @@ fn extent(number: u32, first_page: u16, pages: u16, page: u16) -> Extent {
         first_page,
         pages,
         place: Place::new(3, 17, page),
-        hits: 0,
+        stamp: 0,
         pinned: false,
     }
 }
@@ -65,30 +65,6 @@ fn a_full_index_refuses_but_what_is_enclosed_makes_room() {
     assert!(index.insert(extent(1, 0, 12, 4), &mut |e| removed.push(e)));
     assert_eq!(removed, [extent(1, 8, 4, 2), extent(1, 0, 4, 1)]);
     assert_eq!(index.len(), 1);
-}
-
-#[test]
-fn reads_that_go_on_are_no_hits_and_reads_from_before_are() {
-    let mut index = DiskIndex::new(4);
-    assert!(kept(&mut index, extent(1, 0, 64, 1)));
-    let mut hits = |page, pages| index.read_at(block(1), page, pages).unwrap().hits;
-    assert_eq!(hits(0, 16), 1, "the write ended at page 64");
-    assert_eq!([hits(16, 16), hits(32, 32)], [1, 1]);
-    assert_eq!(hits(0, 2), 2, "from the beginning again");
-    assert_eq!([hits(1, 3), hits(3, 3)], [2, 2], "one page shared");
-    assert_eq!(hits(5, 1), 3, "the same page again");
-    assert_eq!(hits(0, 1), HITS_MAX);
-    assert_eq!(index.read_at(block(1), 64, 1), None);
-}
-
-#[test]
-fn a_single_page_that_is_read_again_and_again_is_hit_each_time() {
-    let mut index = DiskIndex::new(4);
-    assert!(kept(&mut index, extent(1, 0, 1, 1)));
-    let hits: Vec<u8> = (0..4)
-        .map(|_| index.read_at(block(1), 0, 1).unwrap().hits)
-        .collect();
-    assert_eq!(hits, [1, 2, 3, 3]);
 }
 
 #[test]
@@ -175,8 +151,7 @@ enum Step {
     Remove(u32, usize),
     RemoveBlock(u32),
     RemoveDevice(usize),
-    Touch(u32),
-    SetHits(u32, usize, u8),
+    SetStamp(u32, usize, u8),
     Pin(u32, bool),
 }
 
@@ -187,15 +162,15 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         0..20u16,
         1..12u16,
         (0..3usize, 0..4u32, 1..9u16),
-        0..=HITS_MAX,
+        any::<u8>(),
         any::<bool>(),
     )
-        .prop_map(|(number, first_page, pages, place, hits, pinned)| Extent {
+        .prop_map(|(number, first_page, pages, place, stamp, pinned)| Extent {
             block: block(number),
             first_page,
             pages,
             place: Place::new(place.0, place.1, place.2),
-            hits,
+            stamp,
             pinned,
         });
     let step = prop_oneof![
@@ -203,8 +178,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (number.clone(), 0..4usize).prop_map(|(n, i)| Step::Remove(n, i)),
         1 => number.clone().prop_map(Step::RemoveBlock),
         1 => (0..3usize).prop_map(Step::RemoveDevice),
-        1 => number.clone().prop_map(Step::Touch),
-        1 => (number.clone(), 0..4usize, 0..=HITS_MAX).prop_map(|(n, i, h)| Step::SetHits(n, i, h)),
+        2 => (number.clone(), 0..4usize, any::<u8>()).prop_map(|(n, i, s)| Step::SetStamp(n, i, s)),
         1 => (number, any::<bool>()).prop_map(|(n, p)| Step::Pin(n, p)),
     ];
     proptest::collection::vec(step, 1..120)
@@ -243,18 +217,13 @@ fn apply(index: &mut DiskIndex, model: &mut Model, step: &Step) {
             index.remove_where(on, &mut |e| removed.push(e));
             assert!(removed.len() == gone && removed.iter().all(on));
         }
-        Step::Touch(number) => {
-            index.touch(block(*number));
-            let list = model.of(block(*number)).iter_mut();
-            list.for_each(|e| e.hits = (e.hits + 1).min(HITS_MAX));
-        }
-        Step::SetHits(number, nth, hits) => {
+        Step::SetStamp(number, nth, stamp) => {
             if let Some(extent) = model.of(block(*number)).get_mut(*nth) {
                 let named = (extent.block, extent.first_page, extent.place);
                 let found = index.get(named.0, named.1, named.2).unwrap();
                 if found == *extent {
-                    extent.hits = *hits;
-                    assert!(index.set_hits(named.0, named.1, named.2, *hits));
+                    extent.stamp = *stamp;
+                    assert!(index.set_stamp(named.0, named.1, named.2, *stamp));
                 }
             }
         }

@@ -1,0 +1,390 @@
+//! The region log of one core on one device: its state, its operations, its turn.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use slab::Slab;
+
+use super::flush::{Flush, Waits};
+use super::geometry::Geometry;
+use super::health::Faults;
+use super::log::Buffers;
+use super::layout::Queue;
+use super::ops::{Op, Ops};
+use super::policy::Admission;
+use super::reads::Reads;
+use super::reclaim::Reclaim;
+use super::recovery::Recovery;
+use super::regions::{Regions, State};
+use super::tier::Tier;
+use super::writer::{Batch, Stream};
+use super::{DeviceSeat, DeviceShared, DeviceState, DeviceStats};
+use crate::arena::Lease;
+use crate::identity::BlockId;
+use crate::limits::{DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, PAGE_BYTES, POLL_BUDGET};
+use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
+
+/// How often the room that the log may take is looked at.
+const ALLOWANCE_EVERY: Duration = Duration::from_secs(1);
+/// After "no space" the log does not grow for this long.
+const NO_SPACE_PAUSE: Duration = Duration::from_secs(30);
+
+/// How much room the log may take.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    next_look: Time,
+    /// Regions that may take room.
+    pub regions_max: usize,
+    /// The device was full: no more regions than then, until that time.
+    full: Option<(usize, Time)>,
+}
+
+pub(super) struct Log<D: BlockDevice> {
+    device: D,
+    pub shared: Arc<DeviceShared>,
+    pub geometry: Geometry,
+    pub number: usize,
+    pub regions: Regions,
+    pub ops: Ops,
+    /// Operations that the device had no room for, in order.
+    out: VecDeque<DeviceOp>,
+    pub streams: [Stream; 2],
+    pub batches: Slab<Batch>,
+    pub flush: Flush,
+    pub reads: Reads,
+    pub reclaim: Option<Reclaim>,
+    pub recovery: Option<Recovery>,
+    pub settling: bool,
+    pub admission: Admission,
+    /// Of the last fill's block.
+    pub last_queue: Option<(BlockId, Queue)>,
+    pub allowance: Allowance,
+    faults: Faults,
+    pub state: DeviceState,
+    pub stats: DeviceStats,
+}
+
+impl<D: BlockDevice> std::fmt::Debug for Log<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log")
+            .field("name", &self.shared.name)
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<D: BlockDevice> Log<D> {
+    pub fn new(seat: DeviceSeat<D>, number: usize, tier: &Tier) -> Self {
+        let DeviceSeat { device, shared } = seat;
+        let (core, cores) = (tier.config.core, tier.config.cores);
+        let geometry = shared.geometry;
+        let regions = Regions::new(geometry, core, cores, tier.config.incarnation);
+        let forgiven = Duration::from_secs(DEVICE_FAULT_FORGIVEN_S);
+        Self {
+            device,
+            geometry,
+            number,
+            recovery: Some(Recovery::new(&regions)),
+            regions,
+            ops: Ops::default(),
+            out: VecDeque::new(),
+            streams: Stream::both(),
+            batches: Slab::new(),
+            flush: Flush::default(),
+            reads: Reads::default(),
+            reclaim: None,
+            settling: false,
+            admission: Admission::default(),
+            last_queue: None,
+            allowance: Allowance {
+                next_look: Time(0),
+                regions_max: usize::MAX,
+                full: None,
+            },
+            faults: Faults::new(DEVICE_FAULTS_MAX, forgiven),
+            state: DeviceState::Recovering,
+            stats: DeviceStats {
+                name: shared.name.clone(),
+                ..DeviceStats::default()
+            },
+            shared,
+        }
+    }
+
+    /// Where page `page` of region `region` is.
+    pub fn offset_bytes(&self, region: u32, page: u32) -> u64 {
+        self.geometry.offset_bytes(region) + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    pub fn is_recovering(&self) -> bool {
+        self.recovery.is_some()
+    }
+
+    /// Whether new bytes may be written.
+    pub fn is_writable(&self) -> bool {
+        self.state == DeviceState::Serving
+    }
+
+    /// Whether what it holds may be read.
+    pub fn is_readable(&self) -> bool {
+        matches!(self.state, DeviceState::Serving | DeviceState::ReadOnly(_))
+    }
+
+    /// Whether nothing is under way or waits to be written.
+    pub fn is_quiet(&self) -> bool {
+        matches!(self.state, DeviceState::Retired(_))
+            || (self.ops.is_empty()
+                && self.batches.is_empty()
+                && self.flush.is_idle()
+                && self.recovery.is_none()
+                && self.streams.iter().all(Stream::is_empty))
+    }
+
+    /// Closes what is staged without waiting for more, and flushes at the end.
+    pub fn settle(&mut self) {
+        self.settling = true;
+        if self.is_writable() {
+            self.flush.request(Waits::Nobody);
+        }
+    }
+
+    /// Submits, or queues until there is room.
+    pub fn submit(&mut self, op: DeviceOp) {
+        if !self.out.is_empty() {
+            return self.out.push_back(op);
+        }
+        if let Err(Full(op)) = self.device.submit(op) {
+            self.out.push_back(op);
+        }
+    }
+
+    /// Submits a reader's read, before all that is queued.
+    ///
+    /// # Errors
+    /// The operation back, when the device is full.
+    pub fn submit_now(&mut self, op: DeviceOp) -> Result<(), DeviceOp> {
+        self.device.submit(op).map_err(|Full(op)| op)
+    }
+
+    fn drain_out(&mut self) {
+        while let Some(op) = self.out.pop_front() {
+            if let Err(Full(op)) = self.device.submit(op) {
+                return self.out.push_front(op);
+            }
+        }
+    }
+
+    /// Takes completions, advances every machine, submits. True when something was done; and when to
+    /// turn again at the latest.
+    pub fn turn(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> (bool, Time) {
+        let mut progressed = self.take_completions(now, tier, buffers);
+        let mut wake_at = self.give_up_slow_reads(now, tier);
+        if matches!(self.state, DeviceState::Retired(_)) {
+            self.device.commit();
+            return (progressed, wake_at);
+        }
+        progressed |= self.turn_recovery(now, tier, buffers);
+        if self.is_recovering() {
+            // The other cores' look at their regions ends without an event of ours.
+            wake_at = wake_at.min(now + Duration::from_millis(1));
+        }
+        progressed |= self.start_table_reads(buffers);
+        if self.is_writable() {
+            self.look_at_allowance(now);
+            progressed |= self.turn_writer(now, tier, buffers);
+            progressed |= self.turn_reclaim(tier, buffers);
+            wake_at = wake_at.min(self.next_close(now));
+        }
+        if self.flush.is_due() {
+            let tag = self.ops.begin(Op::Flush);
+            self.flush.start();
+            self.submit(DeviceOp::Flush { tag });
+        }
+        self.drain_out();
+        self.device.commit();
+        (progressed, wake_at)
+    }
+
+    fn take_completions(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+        for taken in 0..POLL_BUDGET {
+            let Some(event) = self.device.poll() else {
+                return taken > 0;
+            };
+            let (tag, lease, result) = match event {
+                DeviceEvent::Read { tag, lease, result } => (tag, Some(lease), result),
+                DeviceEvent::Write { tag, result, .. }
+                | DeviceEvent::Flush { tag, result }
+                | DeviceEvent::Discard { tag, result } => (tag, None, result),
+            };
+            if let Some(op) = self.ops.end(tag) {
+                self.completed(now, op, lease, result, tier, buffers);
+            }
+        }
+        true
+    }
+
+    fn completed(
+        &mut self,
+        now: Time,
+        op: Op,
+        lease: Option<Lease>,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+        buffers: &mut impl Buffers,
+    ) {
+        match (op, lease) {
+            (Op::Read(slot), Some(lease)) => self.read_done(now, slot, lease, result, tier),
+            (Op::Table(key), Some(lease)) => self.table_done(now, key, &lease, result, tier),
+            (Op::ReclaimTables, Some(lease)) => self.reclaim_tables_done(now, lease, result, tier),
+            (Op::ReclaimRead(keep, page), Some(lease)) => {
+                self.reclaim_read_done(now, (keep, page), lease, result, tier, buffers)
+            }
+            (Op::Recovery(what), Some(lease)) => self.recovery_done(now, what, lease, result),
+            (Op::BatchData(batch), _) => self.batch_data_done(now, batch, result, tier),
+            (Op::BatchHeader(batch), _) => self.batch_header_done(now, batch, result, tier),
+            (Op::Flush, _) => self.flush_done(now, result, tier, buffers),
+            (Op::RegionHeader(region), _) => self.region_header_done(now, region, result, tier),
+            (Op::Footer(region), _) => self.footer_done(now, region, result, tier),
+            (Op::Discard(region), _) => self.discard_done(now, region, result, tier),
+            (_, None) => debug_assert!(false, "a read ends with its lease"),
+        }
+    }
+
+    /// Books a failure of the device; retires it past the bound.
+    pub fn fault(&mut self, now: Time, error: DeviceError, tier: &mut Tier) {
+        match error {
+            DeviceError::Gone => {
+                return self.retire(tier, "the device is gone".into());
+            }
+            DeviceError::ReadOnly => return self.stop_writing(tier, error.to_string()),
+            DeviceError::NoSpace => {
+                let cap = self.regions.occupied().saturating_sub(1);
+                self.allowance.full = Some((cap, now + NO_SPACE_PAUSE));
+                self.allowance.next_look = now;
+                return tracing::warn!(
+                    device = self.shared.name,
+                    "no space: the cache here stops growing for a while"
+                );
+            }
+            DeviceError::Media | DeviceError::Write | DeviceError::Range => {}
+        }
+        if self.faults.fault(now) {
+            self.retire(
+                tier,
+                format!("{DEVICE_FAULTS_MAX} faults in a short time, the last: {error}"),
+            );
+        }
+    }
+
+    /// Books something that is wrong though the device reported nothing.
+    pub fn silent_fault(&mut self, now: Time, what: &str, tier: &mut Tier) {
+        if self.faults.fault(now) {
+            self.retire(
+                tier,
+                format!("{DEVICE_FAULTS_MAX} faults in a short time, the last: {what}"),
+            );
+        }
+    }
+
+    /// No reads, no writes from here on; what it held is forgotten.
+    fn retire(&mut self, tier: &mut Tier, why: String) {
+        if matches!(self.state, DeviceState::Retired(_)) {
+            return;
+        }
+        tracing::error!(
+            device = self.shared.name,
+            why,
+            "device retired until the next start; its blocks come from elsewhere"
+        );
+        self.state = DeviceState::Retired(why);
+        if self
+            .recovery
+            .take()
+            .is_some_and(|recovery| !recovery.has_looked())
+        {
+            // The other cores do not wait for what cannot be read.
+            self.shared.rehome.looked.fetch_add(1, Ordering::AcqRel);
+        }
+        self.drop_writes(tier);
+        let number = self.number;
+        tier.remove_where(|extent| extent.place.device() == number);
+    }
+
+    /// Reads go on, writes stop.
+    fn stop_writing(&mut self, tier: &mut Tier, why: String) {
+        if !self.is_readable() || matches!(self.state, DeviceState::ReadOnly(_)) {
+            return;
+        }
+        tracing::warn!(
+            device = self.shared.name,
+            why,
+            "device takes no writes; what it holds is still read"
+        );
+        self.state = DeviceState::ReadOnly(why);
+        self.drop_writes(tier);
+    }
+
+    /// What is staged will not be written.
+    fn drop_writes(&mut self, tier: &mut Tier) {
+        for queue in 0..self.streams.len() {
+            let parts = std::mem::take(&mut self.streams[queue].staged);
+            self.streams[queue].staged_pages = 0;
+            for part in parts {
+                self.settle_part(&part.done(), tier);
+            }
+        }
+        self.reclaim = None;
+    }
+
+    fn look_at_allowance(&mut self, now: Time) {
+        if now < self.allowance.next_look {
+            return;
+        }
+        self.allowance.next_look = now + ALLOWANCE_EVERY;
+        let allowed = self.shared.allowed_bytes.load(Ordering::Relaxed);
+        let all = u64::from(self.geometry.regions.max(1));
+        let allowed = (allowed / u64::from(self.geometry.region_bytes)).min(all);
+        let own = self.regions.len() as u64;
+        let mut max = (allowed * own / all) as usize;
+        if let Some((cap, until)) = self.allowance.full {
+            if until <= now {
+                self.allowance.full = None;
+            } else {
+                max = max.min(cap);
+            }
+        }
+        self.allowance.regions_max = max;
+    }
+
+    /// Whether one more region may take room on the device.
+    pub fn may_grow(&self) -> bool {
+        self.regions.occupied() < self.allowance.regions_max
+    }
+
+    /// Whether more regions take room than may.
+    pub fn must_shrink(&self) -> bool {
+        self.regions.occupied() > self.allowance.regions_max
+    }
+
+    pub fn counters(&self, tier: &Tier) -> DeviceStats {
+        let mut stats = self.stats.clone();
+        let live = tier.live(self.number);
+        stats.state = self.state.clone();
+        stats.region_bytes = u64::from(self.geometry.region_bytes);
+        stats.regions = self.regions.len() as u64;
+        for region in self.regions.iter() {
+            match region.state {
+                State::Free { .. } if region.bad => stats.regions_lost += 1,
+                State::Free { .. } => stats.regions_free += 1,
+                _ => stats.used_bytes += u64::from(region.used_pages) * PAGE_BYTES as u64,
+            }
+        }
+        stats.regions_small = self.regions.count(Queue::Small) as u64;
+        stats.regions_main = self.regions.count(Queue::Main) as u64;
+        stats.entries = live.entries;
+        stats.live_bytes = live.pages * PAGE_BYTES as u64;
+        stats
+    }
+}

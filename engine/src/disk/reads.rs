@@ -1,0 +1,448 @@
+//! Reading pages for readers: the data and, where it is not in memory, the page of the checksum table that
+//! covers it, at the same time; both together are checked before anything leaves.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::rc::Rc;
+
+use slab::Slab;
+
+use super::device::Log;
+use super::index::{Extent, Place};
+use super::layout::decode_checksums;
+use super::log::Buffers;
+use super::ops::Op;
+use super::tables::TableKey;
+use super::tier::{CHECKSUMS_PER_PAGE, Tier};
+use super::{DiskEvent, DiskMiss, DiskRead};
+use crate::arena::Lease;
+use crate::checksum::BlockSeed;
+use crate::identity::BlockId;
+use crate::limits::PAGE_BYTES;
+use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
+
+/// A read that has begun.
+#[derive(Debug)]
+struct Reading {
+    id: u64,
+    ticket: u64,
+    block: BlockId,
+    block_bytes: u32,
+    first_page: u32,
+    /// The entry, for forgetting it.
+    extent: Extent,
+    /// Where the pages are.
+    region: u32,
+    region_page: u32,
+    generation: u32,
+    /// The data, when it is there.
+    lease: Option<Lease>,
+    /// Pages of the checksum table that are on their way.
+    tables: u8,
+    failed: Option<DeviceError>,
+    /// Its reader has been told; only the lease is still awaited.
+    given_up: bool,
+}
+
+/// What is known of a region that another core owns: it was found at start.
+#[derive(Debug)]
+pub(super) struct Foreign {
+    pub generation: u32,
+    /// Of a region that was not sealed then.
+    pub checksums: Option<Vec<u32>>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    all: Slab<Reading>,
+    last_id: u64,
+    /// When each read is given up, in the order of their beginning.
+    deadlines: VecDeque<(Time, usize, u64)>,
+    /// Readings that wait for a table page.
+    tables: BTreeMap<TableKey, Vec<(usize, u64)>>,
+    /// Table pages that are to be read.
+    wanted: VecDeque<TableKey>,
+    pub foreign: BTreeMap<u32, Foreign>,
+    /// Pages of tables read.
+    pub table_reads: u64,
+}
+
+impl Reads {
+    fn get(&mut self, slot: usize, id: u64) -> Option<&mut Reading> {
+        self.all.get_mut(slot).filter(|reading| reading.id == id)
+    }
+}
+
+impl<D: BlockDevice> Log<D> {
+    /// Begins a read of pages that lie in `extent`.
+    ///
+    /// # Errors
+    /// The read back, when the device is full.
+    pub fn begin_read(
+        &mut self,
+        now: Time,
+        read: DiskRead,
+        extent: Extent,
+        tier: &mut Tier,
+    ) -> Result<(), DiskRead> {
+        let DiskRead {
+            ticket,
+            block,
+            block_bytes,
+            first_page,
+            lease,
+        } = read;
+        let region = extent.place.region();
+        let region_page = u32::from(extent.place.page) + first_page - u32::from(extent.first_page);
+        let len_bytes = lease.len() as u64;
+        let slot = self.reads.all.vacant_key();
+        let tag = self.ops.begin(Op::Read(slot));
+        let op = DeviceOp::Read {
+            tag,
+            offset_bytes: self.offset_bytes(region, region_page),
+            lease,
+        };
+        if let Err(op) = self.submit_now(op) {
+            self.ops.end(tag);
+            let DeviceOp::Read { lease, .. } = op else {
+                unreachable!("a full device gives the operation back")
+            };
+            return Err(DiskRead {
+                ticket,
+                block,
+                block_bytes,
+                first_page,
+                lease,
+            });
+        }
+        self.stats.reads += 1;
+        self.stats.read_bytes += len_bytes;
+        self.reads.last_id += 1;
+        let id = self.reads.last_id;
+        let pages = (len_bytes as usize / PAGE_BYTES) as u32;
+        let generation = self.begin_reading(region);
+        let mut reading = Reading {
+            id,
+            ticket,
+            block,
+            block_bytes,
+            first_page,
+            extent,
+            region,
+            region_page,
+            generation,
+            lease: None,
+            tables: 0,
+            failed: None,
+            given_up: false,
+        };
+        if tier.config.verify && !self.holds_checksums(region) {
+            reading.tables =
+                self.want_tables((slot, id), region, generation, region_page, pages, tier);
+        }
+        self.reads.all.insert(reading);
+        let until = now + tier.config.read_timeout;
+        self.reads.deadlines.push_back((until, slot, id));
+        Ok(())
+    }
+
+    /// Counts a reader of the region; its generation.
+    fn begin_reading(&mut self, region: u32) -> u32 {
+        match self.regions.get_mut(region) {
+            Some(entry) => {
+                entry.readers += 1;
+                entry.generation
+            }
+            None => self
+                .reads
+                .foreign
+                .get(&region)
+                .map_or(0, |foreign| foreign.generation),
+        }
+    }
+
+    fn holds_checksums(&self, region: u32) -> bool {
+        match self.regions.get(region) {
+            Some(entry) => entry.held.is_some(),
+            None => self
+                .reads
+                .foreign
+                .get(&region)
+                .is_some_and(|foreign| foreign.checksums.is_some()),
+        }
+    }
+
+    /// Whether what was known of a region when an entry was made still holds.
+    pub fn is_current(&self, region: u32) -> bool {
+        if self.regions.is_own(region) {
+            return true;
+        }
+        let known = self.reads.foreign.get(&region);
+        let now = self.shared.generation(region);
+        known.is_some_and(|foreign| now == 0 || now == foreign.generation)
+    }
+
+    /// Sees to it that the table pages for these pages of a region come; how many are on their way.
+    fn want_tables(
+        &mut self,
+        who: (usize, u64),
+        region: u32,
+        generation: u32,
+        region_page: u32,
+        pages: u32,
+        tier: &mut Tier,
+    ) -> u8 {
+        let mut wanted = 0;
+        let per = CHECKSUMS_PER_PAGE as u32;
+        for page in region_page / per..=(region_page + pages - 1) / per {
+            let key = TableKey {
+                device: self.number as u8,
+                region,
+                generation,
+                page: page as u16,
+            };
+            if tier.tables.get(key).is_some() {
+                continue;
+            }
+            wanted += 1;
+            let waiting = self.reads.tables.entry(key).or_default();
+            if waiting.is_empty() {
+                self.reads.wanted.push_back(key);
+            }
+            waiting.push(who);
+        }
+        wanted
+    }
+
+    /// Submits the reads of table pages.
+    pub fn start_table_reads(&mut self, buffers: &mut impl Buffers) -> bool {
+        let mut some = false;
+        while let Some(key) = self.reads.wanted.front().copied() {
+            let Ok(lease) = buffers.lease(PAGE_BYTES) else {
+                return some;
+            };
+            self.reads.wanted.pop_front();
+            self.reads.table_reads += 1;
+            let tag = self.ops.begin(Op::Table(key));
+            let page = self.geometry.checksum_table_page() + u32::from(key.page);
+            let offset_bytes = self.offset_bytes(key.region, page);
+            self.submit(DeviceOp::Read {
+                tag,
+                offset_bytes,
+                lease,
+            });
+            some = true;
+        }
+        some
+    }
+
+    pub fn table_done(
+        &mut self,
+        now: Time,
+        key: TableKey,
+        lease: &Lease,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        if result.is_ok() {
+            tier.tables.insert(key, decode_checksums(lease.bytes()));
+        }
+        for (slot, id) in self.reads.tables.remove(&key).unwrap_or_default() {
+            if let Some(reading) = self.reads.get(slot, id) {
+                reading.tables -= 1;
+                reading.failed = reading.failed.or(result.err());
+                self.try_finish(now, slot, tier);
+            }
+        }
+    }
+
+    pub fn read_done(
+        &mut self,
+        now: Time,
+        slot: usize,
+        lease: Lease,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        let Some(reading) = self.reads.all.get_mut(slot) else {
+            return;
+        };
+        reading.lease = Some(lease);
+        reading.failed = reading.failed.or(result.err());
+        self.try_finish(now, slot, tier);
+    }
+
+    /// Ends a read whose data and checksums are all there.
+    fn try_finish(&mut self, now: Time, slot: usize, tier: &mut Tier) {
+        let ready = self
+            .reads
+            .all
+            .get(slot)
+            .is_some_and(|reading| reading.lease.is_some() && reading.tables == 0);
+        if !ready {
+            return;
+        }
+        let mut reading = self.reads.all.remove(slot);
+        if reading.given_up || !self.is_readable() {
+            self.end_reading(&reading);
+            return self.miss_unless_told(&reading, DiskMiss::Device, tier);
+        }
+        if let Some(error) = reading.failed {
+            self.end_reading(&reading);
+            self.stats.read_errors += 1;
+            self.forget(&reading, tier);
+            self.miss_unless_told(&reading, DiskMiss::Device, tier);
+            return self.fault(now, error, tier);
+        }
+        let Some(lease) = reading.lease.take() else {
+            return;
+        };
+        let pages = (lease.len() / PAGE_BYTES) as u32;
+        let Some(checksums) = self.checksums_of(&reading, pages, tier) else {
+            // Dropped from the pool since: once more.
+            reading.lease = Some(lease);
+            let (region, generation, page) =
+                (reading.region, reading.generation, reading.region_page);
+            let id = reading.id;
+            let slot = self.reads.all.insert(reading);
+            let tables = self.want_tables((slot, id), region, generation, page, pages, tier);
+            if let Some(reading) = self.reads.get(slot, id) {
+                reading.tables = tables;
+            }
+            return;
+        };
+        self.end_reading(&reading);
+        if tier.config.verify && !holds(&reading, lease.bytes(), &checksums) {
+            if !self.is_current(reading.region) {
+                return self.miss_unless_told(&reading, DiskMiss::Reclaimed, tier);
+            }
+            self.stats.checksum_failures += 1;
+            tracing::warn!(
+                device = self.shared.name,
+                region = reading.region,
+                page = reading.region_page,
+                block = reading.block.index,
+                "bytes on disk failed their checksum; the entry is dropped"
+            );
+            self.forget(&reading, tier);
+            self.miss_unless_told(&reading, DiskMiss::Checksum, tier);
+            return self.silent_fault(now, "checksum failure", tier);
+        }
+        tier.events.push_back(DiskEvent::Read {
+            ticket: reading.ticket,
+            lease,
+            checksums,
+        });
+    }
+
+    /// Checksums of the pages that were read; none when the pool has dropped them.
+    fn checksums_of(&self, reading: &Reading, pages: u32, tier: &mut Tier) -> Option<Rc<[u32]>> {
+        let pages = reading.region_page..reading.region_page + pages;
+        if !tier.config.verify {
+            return Some(Rc::new([]));
+        }
+        let held = match self.regions.get(reading.region) {
+            Some(entry) => entry.held.as_ref().map(|held| &held.checksums),
+            None => self
+                .reads
+                .foreign
+                .get(&reading.region)
+                .and_then(|foreign| foreign.checksums.as_ref()),
+        };
+        if let Some(held) = held {
+            return Some(held.get(pages.start as usize..pages.end as usize)?.into());
+        }
+        let mut key = TableKey {
+            device: self.number as u8,
+            region: reading.region,
+            generation: reading.generation,
+            page: 0,
+        };
+        let per = CHECKSUMS_PER_PAGE as u32;
+        key.page = (pages.start / per) as u16;
+        let (start, end) = (pages.start % per, pages.end - pages.start / per * per);
+        if end <= per {
+            let table = tier.tables.get(key)?;
+            return Some(table.get(start as usize..end as usize)?.into());
+        }
+        let mut all = Vec::with_capacity(pages.len());
+        for page in pages {
+            key.page = (page / per) as u16;
+            all.push(*tier.tables.get(key)?.get((page % per) as usize)?);
+        }
+        Some(all.into())
+    }
+
+    fn end_reading(&mut self, reading: &Reading) {
+        if let Some(entry) = self.regions.get_mut(reading.region) {
+            entry.readers = entry.readers.saturating_sub(1);
+        }
+    }
+
+    fn forget(&mut self, reading: &Reading, tier: &mut Tier) {
+        let Extent {
+            block,
+            first_page,
+            place,
+            ..
+        } = reading.extent;
+        tier.remove(block, first_page, place);
+    }
+
+    fn miss_unless_told(&mut self, reading: &Reading, why: DiskMiss, tier: &mut Tier) {
+        if !reading.given_up {
+            tier.events.push_back(DiskEvent::Missed {
+                ticket: reading.ticket,
+                why,
+            });
+        }
+    }
+
+    /// Tells the readers of reads that take too long; when the next one will be.
+    pub fn give_up_slow_reads(&mut self, now: Time, tier: &mut Tier) -> Time {
+        while let Some((until, slot, id)) = self.reads.deadlines.front().copied() {
+            let waits = self.reads.get(slot, id).is_some();
+            if waits && until > now {
+                return until;
+            }
+            self.reads.deadlines.pop_front();
+            let Some(reading) = self.reads.get(slot, id) else {
+                continue;
+            };
+            reading.given_up = true;
+            let (ticket, extent) = (reading.ticket, reading.extent);
+            tier.remove(extent.block, extent.first_page, extent.place);
+            tier.events.push_back(DiskEvent::Missed {
+                ticket,
+                why: DiskMiss::Slow,
+            });
+            self.stats.slow_reads += 1;
+            self.silent_fault(now, "a read that took too long", tier);
+        }
+        Time::NEVER
+    }
+
+    /// Drops what is remembered of another core's region.
+    pub fn forget_foreign(&mut self, place: Place, tier: &mut Tier) {
+        let region = place.region();
+        let number = self.number;
+        tier.remove_where(|extent| {
+            extent.place.device() == number && extent.place.region() == region
+        });
+        self.reads.foreign.remove(&region);
+    }
+}
+
+/// Whether every page is what it was when it was written.
+fn holds(reading: &Reading, bytes: &[u8], checksums: &[u32]) -> bool {
+    let seed = BlockSeed::of(reading.block);
+    bytes
+        .chunks(PAGE_BYTES)
+        .zip(checksums)
+        .zip(reading.first_page..)
+        .all(|((page, checksum), number)| {
+            let left = (reading.block_bytes as usize).saturating_sub(number as usize * PAGE_BYTES);
+            let len = PAGE_BYTES.min(left);
+            len > 0 && seed.checksum(number, &page[..len]) == *checksum
+        })
+        && bytes.len() / PAGE_BYTES == checksums.len()
+}

@@ -1,0 +1,410 @@
+//! Emptying the oldest region: what is worth keeping is read, checked and appended to the main queue.
+//!
+//! ```text
+//! choose -> footer -> decide for each entry -> move -> moved parts last -> no readers -> free
+//! ```
+
+use std::rc::Rc;
+
+use super::device::Log;
+use super::index::Extent;
+use super::layout::{EntryRecord, Queue, decode_checksums, decode_entries};
+use super::log::Buffers;
+use super::ops::Op;
+use super::policy;
+use super::regions::State;
+use super::tier::Tier;
+use super::writer::{From, Part};
+use crate::arena::Lease;
+use crate::checksum::BlockSeed;
+use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
+use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
+
+/// Reads of kept entries under way at a time.
+const READS_MAX: usize = 4;
+/// Free regions that reclaim sees to.
+const FREE_MIN: usize = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The footer has to be read.
+    Tables,
+    /// It is on its way.
+    ReadingTables,
+    /// Kept entries are read and staged.
+    Moving,
+}
+
+/// The region being emptied.
+#[derive(Debug)]
+pub(super) struct Reclaim {
+    pub region: u32,
+    step: Step,
+    checksums: Box<[u32]>,
+    /// Entries that stay, with their lengths in bytes.
+    keeps: Vec<(Extent, u32)>,
+    /// Which kept entry is read next, and from which of its pages.
+    next: (usize, u32),
+    reading: usize,
+    /// Parts staged or written whose batch is not done.
+    moving: usize,
+}
+
+impl Reclaim {
+    /// A part of an entry of `region` has its end.
+    pub fn part_moved(&mut self, region: u32) {
+        if region == self.region {
+            self.moving = self.moving.saturating_sub(1);
+        }
+    }
+}
+
+impl<D: BlockDevice> Log<D> {
+    pub fn turn_reclaim(&mut self, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+        if self.is_recovering() {
+            return false;
+        }
+        if self.must_shrink() && self.give_back_free() {
+            return true;
+        }
+        let started = self.reclaim.is_none() && self.start_reclaim(tier);
+        let Some(reclaim) = &self.reclaim else {
+            return started;
+        };
+        match reclaim.step {
+            Step::Tables => self.read_tables(tier, buffers) || started,
+            Step::ReadingTables => started,
+            Step::Moving => self.move_kept(buffers) | self.finish_reclaim(tier) | started,
+        }
+    }
+
+    /// Free regions that still take room on the device are given back first.
+    fn give_back_free(&mut self) -> bool {
+        match self.regions.take_unpunched() {
+            Some(region) => {
+                self.discard(region);
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn discard(&mut self, region: u32) {
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.state = State::Discarding;
+        }
+        let tag = self.ops.begin(Op::Discard(region));
+        self.submit(DeviceOp::Discard {
+            tag,
+            offset_bytes: self.geometry.offset_bytes(region),
+            len_bytes: u64::from(self.geometry.region_bytes),
+        });
+    }
+
+    pub fn discard_done(
+        &mut self,
+        now: Time,
+        region: u32,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        self.regions.discarded(region);
+        if let Err(error) = result {
+            self.stats.write_errors += 1;
+            self.fault(now, error, tier);
+        }
+    }
+
+    fn start_reclaim(&mut self, tier: &mut Tier) -> bool {
+        let region = if std::mem::take(&mut self.admission.hand_is_due) {
+            self.move_hand(tier)
+        } else {
+            let short = self.regions.usable(self.may_grow()) < FREE_MIN;
+            let wanted = short || self.must_shrink() || tier.is_crowded();
+            wanted.then(|| self.oldest_region(tier)).flatten()
+        };
+        let Some(region) = region else {
+            return false;
+        };
+        tier.has_evicted = true;
+        self.stats.regions_reclaimed += 1;
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.state = State::Reclaiming;
+        }
+        self.reclaim = Some(Reclaim {
+            region,
+            step: Step::Tables,
+            checksums: Box::default(),
+            keeps: Vec::new(),
+            next: (0, 0),
+            reading: 0,
+            moving: 0,
+        });
+        true
+    }
+
+    /// Blocks that came back found no room in the main queue: its oldest region gives way if it is cold,
+    /// and else gets another round where it is.
+    fn move_hand(&mut self, tier: &mut Tier) -> Option<u32> {
+        let region = self.regions.take_oldest(Queue::Main)?;
+        let number = self.number;
+        let heat = tier.heat(number, region);
+        if !heat.is_warm() {
+            self.admission.allow(heat.cold_pages());
+            return Some(region);
+        }
+        if let Some(heat) = tier.heat_mut(number, region) {
+            heat.cool();
+        }
+        self.regions.enqueue(region);
+        None
+    }
+
+    /// The region that makes room.
+    fn oldest_region(&mut self, tier: &Tier) -> Option<u32> {
+        let (small, main) = (
+            self.regions.queued(Queue::Small),
+            self.regions.queued(Queue::Main),
+        );
+        let warm = self
+            .regions
+            .oldest(Queue::Main)
+            .is_some_and(|region| tier.heat(self.number, region).is_warm());
+        let first = policy::reclaim_first(small, main, self.regions.len(), warm);
+        let second = match first {
+            Queue::Small => Queue::Main,
+            Queue::Main => Queue::Small,
+        };
+        self.regions
+            .take_oldest(first)
+            .or_else(|| self.regions.take_oldest(second))
+    }
+
+    fn read_tables(&mut self, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+        let Some(region) = self.reclaim.as_ref().map(|reclaim| reclaim.region) else {
+            return false;
+        };
+        let Some(entry) = self.regions.get(region) else {
+            return false;
+        };
+        if let Some(held) = &entry.held {
+            let (records, checksums) = (held.records.clone(), held.checksums.clone());
+            self.decide(&records, checksums.into_boxed_slice(), tier);
+            return true;
+        }
+        let first = entry.entry_table_page;
+        let pages = self.geometry.trailer_page() - first;
+        let Ok(lease) = buffers.lease(pages as usize * PAGE_BYTES) else {
+            return false;
+        };
+        let tag = self.ops.begin(Op::ReclaimTables);
+        let offset_bytes = self.offset_bytes(region, first);
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.step = Step::ReadingTables;
+        }
+        self.submit(DeviceOp::Read {
+            tag,
+            offset_bytes,
+            lease,
+        });
+        true
+    }
+
+    pub fn reclaim_tables_done(
+        &mut self,
+        now: Time,
+        lease: Lease,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        let Some(region) = self.reclaim.as_ref().map(|reclaim| reclaim.region) else {
+            return;
+        };
+        let Some(entry) = self.regions.get(region) else {
+            return;
+        };
+        let table_pages = self.geometry.checksum_table_page() - entry.entry_table_page;
+        let (table, checksums) = lease.bytes().split_at(table_pages as usize * PAGE_BYTES);
+        let count = entry.entries as usize;
+        let records = result
+            .is_ok()
+            .then(|| decode_entries(table, count, &self.geometry))
+            .flatten();
+        match records {
+            Some(records) => self.decide(&records, decode_checksums(checksums), tier),
+            None => {
+                // Nobody can say any more what lies here: all of it is forgotten.
+                let number = self.number;
+                tier.remove_where(|extent| {
+                    extent.place.device() == number && extent.place.region() == region
+                });
+                self.decide(&[], Box::default(), tier);
+            }
+        }
+        if let Err(error) = result {
+            self.stats.read_errors += 1;
+            self.fault(now, error, tier);
+        }
+    }
+
+    /// Keeps or evicts each entry.
+    fn decide(&mut self, records: &[EntryRecord], checksums: Box<[u32]>, tier: &mut Tier) {
+        let Some(region) = self.reclaim.as_ref().map(|reclaim| reclaim.region) else {
+            return;
+        };
+        let mut keeps = Vec::new();
+        for record in records {
+            let place = super::index::Place::new(self.number, region, record.region_page as u16);
+            let Some(extent) = tier.index.get(record.block, record.first_page, place) else {
+                continue;
+            };
+            if extent.pinned || tier.is_hot(&extent) {
+                keeps.push((extent, record.len_bytes));
+                continue;
+            }
+            tier.remove(extent.block, extent.first_page, place);
+            self.stats.entries_evicted += 1;
+            self.stats.evicted_bytes += u64::from(record.len_bytes);
+            tier.ghosts.remember(extent.block);
+        }
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.step = Step::Moving;
+            reclaim.keeps = keeps;
+            reclaim.checksums = checksums;
+        }
+    }
+
+    /// Reads kept entries, a chunk at a time.
+    fn move_kept(&mut self, buffers: &mut impl Buffers) -> bool {
+        let mut some = false;
+        loop {
+            let Some(reclaim) = &self.reclaim else {
+                return some;
+            };
+            let (keep, page) = reclaim.next;
+            let Some((extent, _)) = reclaim.keeps.get(keep).copied() else {
+                break;
+            };
+            if reclaim.reading >= READS_MAX {
+                return some;
+            }
+            let pages = (u32::from(extent.pages) - page).min((CHUNK_BYTES / PAGE_BYTES) as u32);
+            let Ok(lease) = buffers.lease(pages as usize * PAGE_BYTES) else {
+                return some;
+            };
+            let region = reclaim.region;
+            let next = if page + pages < u32::from(extent.pages) {
+                (keep, page + pages)
+            } else {
+                (keep + 1, 0)
+            };
+            if let Some(reclaim) = &mut self.reclaim {
+                reclaim.next = next;
+                reclaim.reading += 1;
+            }
+            let tag = self.ops.begin(Op::ReclaimRead(keep, page as u16));
+            let offset_bytes = self.offset_bytes(region, u32::from(extent.place.page) + page);
+            self.submit(DeviceOp::Read {
+                tag,
+                offset_bytes,
+                lease,
+            });
+            some = true;
+        }
+        // All is read: what is staged of it need not wait for more.
+        let waits = self
+            .reclaim
+            .as_ref()
+            .is_some_and(|reclaim| reclaim.reading == 0 && reclaim.moving > 0);
+        self.streams[Queue::Main as usize].hurry = waits;
+        some
+    }
+
+    pub fn reclaim_read_done(
+        &mut self,
+        now: Time,
+        (keep, page): (usize, u16),
+        lease: Lease,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+        buffers: &mut impl Buffers,
+    ) {
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
+        let Some((extent, len_bytes)) = reclaim.keeps.get(keep).copied() else {
+            return;
+        };
+        reclaim.reading -= 1;
+        let first = usize::from(extent.place.page) + usize::from(page);
+        let pages = lease.len() / PAGE_BYTES;
+        let checksums: Rc<[u32]> = reclaim
+            .checksums
+            .get(first..first + pages)
+            .unwrap_or_default()
+            .into();
+        let first_page = u32::from(extent.first_page) + u32::from(page);
+        let mut lease = lease;
+        lease.truncate(len_bytes as usize - usize::from(page) * PAGE_BYTES);
+        if result.is_err() || !is_whole(&extent, first_page, lease.bytes(), &checksums) {
+            tier.remove(extent.block, extent.first_page, extent.place);
+            if let Err(error) = result {
+                self.stats.read_errors += 1;
+                return self.fault(now, error, tier);
+            }
+            self.stats.checksum_failures += 1;
+            return self.silent_fault(now, "checksum failure", tier);
+        }
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.moving += 1;
+        }
+        let part = Part {
+            block: extent.block,
+            first_page,
+            bytes: buffers.freeze(lease),
+            checksums,
+            checksum_at: 0,
+            from: From::Reclaim(extent),
+        };
+        self.streams[Queue::Main as usize].stage(now, part);
+    }
+
+    /// The region is free when all that was kept lasts elsewhere and nobody reads here.
+    fn finish_reclaim(&mut self, tier: &mut Tier) -> bool {
+        let Some(reclaim) = &self.reclaim else {
+            return false;
+        };
+        let region = reclaim.region;
+        let readers = self.regions.get(region).map_or(0, |entry| entry.readers);
+        let busy = reclaim.next.0 < reclaim.keeps.len() || reclaim.reading > 0;
+        if busy || reclaim.moving > 0 {
+            return false;
+        }
+        let Some(reclaim) = &mut self.reclaim else {
+            return false;
+        };
+        for (extent, _) in std::mem::take(&mut reclaim.keeps) {
+            tier.remove(extent.block, extent.first_page, extent.place);
+        }
+        reclaim.next = (0, 0);
+        if readers > 0 {
+            return false;
+        }
+        self.reclaim = None;
+        self.streams[Queue::Main as usize].hurry = false;
+        tier.tables.forget(self.number as u8, region);
+        self.regions.release(region, false);
+        true
+    }
+}
+
+/// Whether every page is what it was when it was written.
+fn is_whole(extent: &Extent, first_page: u32, bytes: &[u8], checksums: &[u32]) -> bool {
+    let seed = BlockSeed::of(extent.block);
+    bytes.len().div_ceil(PAGE_BYTES) == checksums.len()
+        && bytes
+            .chunks(PAGE_BYTES)
+            .zip(checksums)
+            .zip(first_page..)
+            .all(|((page, checksum), number)| seed.checksum(number, page) == *checksum)
+}

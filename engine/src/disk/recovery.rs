@@ -1,0 +1,544 @@
+//! Finding what earlier runs left: headers, then footers; batch headers where there is no footer.
+//!
+//! ```text
+//! headers of own regions -> regions written under another number of cores are told to all
+//!   -> tables, oldest region first -> unsealed own regions are appended to again, or sealed
+//! ```
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::Ordering;
+
+use super::DeviceState;
+use super::device::Log;
+use super::index::{Extent, Place};
+use super::layout::{
+    BatchHeader, EntryRecord, Queue, RegionHeader, Trailer, chain_of, decode_entries,
+};
+use super::log::Buffers;
+use super::ops::Op;
+use super::reads::Foreign;
+use super::regions::{Held, Regions, State};
+use super::tier::Tier;
+use super::writer::Open;
+use crate::arena::Lease;
+use crate::identity::Slot;
+use crate::limits::PAGE_BYTES;
+use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
+
+/// Reads under way at a time.
+const READS_MAX: usize = 32;
+/// Regions whose tables are read ahead of the one that is next in order.
+const TABLES_AHEAD: usize = 4;
+
+/// What is known of one region so far.
+#[derive(Debug)]
+enum Found {
+    /// To be read: the trailer.
+    Header,
+    /// To be read: the entry table.
+    Sealed(Trailer),
+    /// The table, read.
+    Records(Vec<EntryRecord>, Trailer),
+    /// To be read: the batch header at this page; what was found so far.
+    Walking(Walk),
+    /// All batches found.
+    Walked(Walk),
+}
+
+#[derive(Debug)]
+struct Walk {
+    page: u32,
+    chain: u64,
+    held: Held,
+    /// Pages of the header at `page`: more than one when its first page said so.
+    header_pages: u32,
+}
+
+#[derive(Debug)]
+struct Job {
+    header: RegionHeader,
+    found: Found,
+    reading: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// Headers of own regions.
+    Headers,
+    /// Waiting for the other cores' headers.
+    Others,
+    /// Tables, region by region.
+    Tables,
+}
+
+#[derive(Debug)]
+pub(super) struct Recovery {
+    phase: Phase,
+    started: Option<Time>,
+    /// Regions whose header is to be read.
+    headers: VecDeque<u32>,
+    reading: usize,
+    /// Regions with contents, by their sequence: oldest first.
+    jobs: BTreeMap<(u64, u32), Job>,
+    /// Where in `jobs` a region is.
+    sequences: BTreeMap<u32, u64>,
+    bytes: u64,
+    entries: u64,
+}
+
+impl Recovery {
+    pub fn new(regions: &Regions) -> Self {
+        Self {
+            phase: Phase::Headers,
+            started: None,
+            headers: regions.numbers().collect(),
+            reading: 0,
+            jobs: BTreeMap::new(),
+            sequences: BTreeMap::new(),
+            bytes: 0,
+            entries: 0,
+        }
+    }
+
+    fn job(&mut self, region: u32) -> Option<&mut Job> {
+        let sequence = *self.sequences.get(&region)?;
+        self.jobs.get_mut(&(sequence, region))
+    }
+
+    /// Whether all of the own regions' headers were read.
+    pub fn has_looked(&self) -> bool {
+        self.phase != Phase::Headers
+    }
+}
+
+impl<D: BlockDevice> Log<D> {
+    pub fn turn_recovery(
+        &mut self,
+        now: Time,
+        tier: &mut Tier,
+        buffers: &mut impl Buffers,
+    ) -> bool {
+        let Some(recovery) = &mut self.recovery else {
+            return false;
+        };
+        recovery.started.get_or_insert(now);
+        match recovery.phase {
+            Phase::Headers => self.read_headers(buffers),
+            Phase::Others => self.meet_others(),
+            Phase::Tables => {
+                let read = self.read_tables_ahead(buffers);
+                self.take_in_order(now, tier) || read
+            }
+        }
+    }
+
+    fn recovery_read(&mut self, region: u32, page: u32, mut lease: Lease, len: usize) {
+        lease.truncate(len);
+        let tag = self.ops.begin(Op::Recovery(u64::from(region)));
+        let offset_bytes = self.offset_bytes(region, page);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.reading += 1;
+            recovery.bytes += len as u64;
+        }
+        self.submit(DeviceOp::Read {
+            tag,
+            offset_bytes,
+            lease,
+        });
+    }
+
+    fn read_headers(&mut self, buffers: &mut impl Buffers) -> bool {
+        let mut some = false;
+        loop {
+            let Some(recovery) = &mut self.recovery else {
+                return some;
+            };
+            if recovery.reading >= READS_MAX {
+                return some;
+            }
+            let Some(region) = recovery.headers.front().copied() else {
+                break;
+            };
+            let Ok(lease) = buffers.lease(PAGE_BYTES) else {
+                return some;
+            };
+            recovery.headers.pop_front();
+            self.recovery_read(region, 0, lease, PAGE_BYTES);
+            some = true;
+        }
+        if let Some(recovery) = &mut self.recovery
+            && recovery.reading == 0
+        {
+            recovery.phase = Phase::Others;
+            self.shared.rehome.looked.fetch_add(1, Ordering::AcqRel);
+            return true;
+        }
+        some
+    }
+
+    /// Goes on when every core has told which of its regions were written under another number of cores.
+    fn meet_others(&mut self) -> bool {
+        let cores = self.regions.cores();
+        if self.shared.rehome.looked.load(Ordering::Acquire) < cores {
+            return false;
+        }
+        let others: Vec<(u32, RegionHeader)> = self.shared.rehome.regions.lock().clone();
+        for (region, header) in others {
+            if !self.regions.is_own(region) {
+                self.add_job(region, header);
+            }
+        }
+        if let Some(recovery) = &mut self.recovery {
+            recovery.phase = Phase::Tables;
+        }
+        true
+    }
+
+    fn add_job(&mut self, region: u32, header: RegionHeader) {
+        let job = Job {
+            header,
+            found: Found::Header,
+            reading: false,
+        };
+        if let Some(recovery) = &mut self.recovery {
+            recovery.sequences.insert(region, header.sequence);
+            recovery.jobs.insert((header.sequence, region), job);
+        }
+    }
+
+    /// A read for recovery ended; `region` is the one it is about.
+    pub fn recovery_done(
+        &mut self,
+        now: Time,
+        region: u64,
+        lease: Lease,
+        result: Result<(), DeviceError>,
+    ) {
+        let region = region as u32;
+        let Some(recovery) = &mut self.recovery else {
+            return;
+        };
+        recovery.reading -= 1;
+        let _ = now;
+        if result.is_err() {
+            self.stats.read_errors += 1;
+        }
+        let bytes = match result {
+            Ok(()) => lease.bytes(),
+            // What cannot be read is not there.
+            Err(_) => &[],
+        };
+        if self
+            .recovery
+            .as_ref()
+            .is_some_and(|all| all.phase == Phase::Headers)
+        {
+            return self.header_found(region, bytes);
+        }
+        let (log, geometry) = (self.shared.log, self.geometry);
+        if let Some(job) = self.recovery.as_mut().and_then(|all| all.job(region)) {
+            job.reading = false;
+            job.advance(region, bytes, log, &geometry);
+        }
+    }
+
+    fn header_found(&mut self, region: u32, bytes: &[u8]) {
+        let header =
+            RegionHeader::decode(self.shared.log, bytes).filter(|header| header.region == region);
+        let cores = self.regions.cores();
+        let Some(entry) = self.regions.get_mut(region) else {
+            return;
+        };
+        let Some(header) = header else {
+            // Never opened, or not to be understood: free. Zeros only where nothing was written.
+            let untouched = !bytes.is_empty() && bytes.iter().all(|byte| *byte == 0);
+            entry.state = State::Free { punched: untouched };
+            return;
+        };
+        entry.generation = header.generation;
+        entry.sequence = header.sequence;
+        self.regions.sequence = self.regions.sequence.max(header.sequence);
+        self.shared.set_generation(region, header.generation);
+        if u32::from(header.cores) != cores {
+            self.shared.rehome.regions.lock().push((region, header));
+        }
+        self.add_job(region, header);
+    }
+
+    /// Reads what the oldest regions need next.
+    fn read_tables_ahead(&mut self, buffers: &mut impl Buffers) -> bool {
+        let Some(recovery) = &self.recovery else {
+            return false;
+        };
+        let mut wanted = Vec::new();
+        for ((_, region), job) in recovery.jobs.iter().take(READS_MAX) {
+            let tables = wanted
+                .iter()
+                .filter(|(_, _, pages): &&(u32, u32, u32)| *pages > 1)
+                .count();
+            if let Some((page, pages)) = job.needs(&self.geometry)
+                && (pages == 1 || tables < TABLES_AHEAD)
+            {
+                wanted.push((*region, page, pages));
+            }
+        }
+        let mut some = false;
+        for (region, page, pages) in wanted {
+            let len = pages as usize * PAGE_BYTES;
+            let Ok(lease) = buffers.lease(len) else {
+                return some;
+            };
+            if let Some(job) = self.recovery.as_mut().and_then(|all| all.job(region)) {
+                job.reading = true;
+            }
+            self.recovery_read(region, page, lease, len);
+            some = true;
+        }
+        some
+    }
+
+    /// Takes in what is complete, oldest first: what is younger replaces it.
+    fn take_in_order(&mut self, now: Time, tier: &mut Tier) -> bool {
+        let mut some = false;
+        loop {
+            let Some(recovery) = &mut self.recovery else {
+                return some;
+            };
+            let Some(first) = recovery.jobs.first_entry() else {
+                self.finish_recovery(now);
+                return true;
+            };
+            if !matches!(first.get().found, Found::Records(..) | Found::Walked(_)) {
+                return some;
+            }
+            let ((_, region), job) = first.remove_entry();
+            self.take_in(region, job, tier);
+            some = true;
+        }
+    }
+
+    fn take_in(&mut self, region: u32, job: Job, tier: &mut Tier) {
+        let Job { header, found, .. } = job;
+        let own = self.regions.is_own(region);
+        let records: Vec<EntryRecord> = match found {
+            Found::Records(records, trailer) => {
+                if own {
+                    self.adopt_sealed(region, &header, &trailer);
+                } else {
+                    self.note_foreign(region, &header, None);
+                }
+                records
+            }
+            Found::Walked(walk) => {
+                let records = walk.held.records.clone();
+                if own {
+                    self.adopt_unsealed(region, &header, walk);
+                } else {
+                    self.note_foreign(region, &header, Some(walk.held.checksums));
+                }
+                records
+            }
+            _ => return,
+        };
+        let (core, cores) = (self.regions.core() as usize, self.regions.cores() as usize);
+        for record in &records {
+            let home = Slot::of_stripe(record.block.object, record.block.offset()).core(cores);
+            if home == core {
+                self.take_in_record(region, record, tier);
+            }
+        }
+    }
+
+    fn take_in_record(&mut self, region: u32, record: &EntryRecord, tier: &mut Tier) {
+        let extent = Extent {
+            block: record.block,
+            first_page: record.first_page,
+            pages: record.pages() as u16,
+            place: Place::new(self.number, region, record.region_page as u16),
+            stamp: 0,
+            pinned: record.pinned,
+        };
+        if tier.insert(extent)
+            && let Some(recovery) = &mut self.recovery
+        {
+            recovery.entries += 1;
+        }
+    }
+
+    fn note_foreign(&mut self, region: u32, header: &RegionHeader, checksums: Option<Vec<u32>>) {
+        let foreign = Foreign {
+            generation: header.generation,
+            checksums,
+        };
+        self.reads.foreign.insert(region, foreign);
+    }
+
+    fn adopt_sealed(&mut self, region: u32, header: &RegionHeader, trailer: &Trailer) {
+        self.regions.hold(region, header.queue, State::Sealed);
+        let pages = self.geometry.region_pages();
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.used_pages = pages;
+            entry.entries = trailer.entries;
+            entry.entry_table_page = trailer.entry_table_page;
+        }
+        self.regions.enqueue(region);
+    }
+
+    /// An unsealed region is appended to again; the younger of two of one queue is, the other is sealed.
+    fn adopt_unsealed(&mut self, region: u32, header: &RegionHeader, walk: Walk) {
+        let state = if walk.held.records.is_empty() {
+            State::Free { punched: false }
+        } else {
+            State::Open
+        };
+        if state != State::Open {
+            if let Some(entry) = self.regions.get_mut(region) {
+                entry.state = state;
+            }
+            return;
+        }
+        self.regions.hold(region, header.queue, State::Open);
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.used_pages = walk.page;
+            entry.held = Some(Box::new(walk.held));
+        }
+        let open = Open {
+            region,
+            generation: header.generation,
+            page: walk.page,
+            chain: walk.chain,
+            batches: 0,
+            broken: false,
+        };
+        if let Some(older) = self.streams[header.queue as usize].open.replace(open) {
+            self.seal_later(header.queue, older);
+        }
+    }
+
+    fn finish_recovery(&mut self, now: Time) {
+        let Some(recovery) = self.recovery.take() else {
+            return;
+        };
+        self.regions.collect_free();
+        self.state = DeviceState::Serving;
+        self.stats.recovered_entries = recovery.entries;
+        self.stats.recovery_bytes = recovery.bytes;
+        let started = recovery.started.unwrap_or(now);
+        self.stats.recovery_ns = now.since(started).as_nanos() as u64;
+        tracing::info!(
+            device = self.shared.name,
+            entries = recovery.entries,
+            bytes_read = recovery.bytes,
+            "the disk tier is ready"
+        );
+    }
+}
+
+impl Job {
+    /// The pages that it has to read next.
+    fn needs(&self, geometry: &super::geometry::Geometry) -> Option<(u32, u32)> {
+        if self.reading {
+            return None;
+        }
+        match &self.found {
+            Found::Header => Some((geometry.trailer_page(), 1)),
+            Found::Sealed(trailer) => Some((
+                trailer.entry_table_page,
+                Trailer::entry_table_pages(trailer.entries as usize) as u32,
+            )),
+            Found::Walking(walk) => Some((walk.page, walk.header_pages)),
+            Found::Records(..) | Found::Walked(_) => None,
+        }
+    }
+
+    /// Goes on with what was read; nothing when it could not be read.
+    fn advance(
+        &mut self,
+        region: u32,
+        bytes: &[u8],
+        log: super::layout::LogId,
+        geometry: &super::geometry::Geometry,
+    ) {
+        let walk = || Walk {
+            page: 1,
+            chain: self.header.chain(log),
+            held: Held {
+                records: Vec::new(),
+                checksums: vec![0],
+            },
+            header_pages: 1,
+        };
+        self.found = match std::mem::replace(&mut self.found, Found::Header) {
+            Found::Header => {
+                let trailer = Trailer::decode(log, bytes).filter(|trailer| {
+                    trailer.region == region
+                        && trailer.generation == self.header.generation
+                        && trailer.entries > 0
+                        && trailer.fits(geometry)
+                });
+                match trailer {
+                    Some(trailer) => Found::Sealed(trailer),
+                    None => Found::Walking(walk()),
+                }
+            }
+            Found::Sealed(trailer) => {
+                let records = trailer
+                    .holds_entries(bytes)
+                    .then(|| decode_entries(bytes, trailer.entries as usize, geometry))
+                    .flatten();
+                match records {
+                    Some(records) => Found::Records(records, trailer),
+                    None => Found::Walking(walk()),
+                }
+            }
+            Found::Walking(so_far) => self.step(so_far, region, bytes, log, geometry),
+            done => done,
+        };
+    }
+
+    /// One batch header further, or the end of the region's batches.
+    fn step(
+        &self,
+        mut walk: Walk,
+        region: u32,
+        bytes: &[u8],
+        log: super::layout::LogId,
+        geometry: &super::geometry::Geometry,
+    ) -> Found {
+        let Some(shape) = BatchHeader::peek(log, bytes) else {
+            return Found::Walked(walk);
+        };
+        let (header_pages, data_pages) = (shape.header_pages as u32, shape.data_pages as u32);
+        let end = walk.page + header_pages + data_pages;
+        if end > geometry.checksum_table_page() {
+            return Found::Walked(walk);
+        }
+        if header_pages > walk.header_pages {
+            walk.header_pages = header_pages;
+            return Found::Walking(walk);
+        }
+        let batch = BatchHeader::decode(log, bytes).filter(|batch| {
+            batch.region == region
+                && batch.generation == self.header.generation
+                && batch.page == walk.page
+                && batch.chain == walk.chain
+        });
+        let Some(batch) = batch else {
+            return Found::Walked(walk);
+        };
+        walk.chain = chain_of(&bytes[..shape.header_pages * PAGE_BYTES]);
+        let headers = std::iter::repeat_n(0, shape.header_pages);
+        walk.held.checksums.extend(headers);
+        walk.held.checksums.extend_from_slice(&batch.checksums);
+        walk.held.records.extend_from_slice(&batch.entries);
+        walk.page = end;
+        walk.header_pages = 1;
+        // The next header would begin where the footer must.
+        if super::writer::footer_page(geometry, walk.held.records.len()) <= end {
+            return Found::Walked(walk);
+        }
+        Found::Walking(walk)
+    }
+}
+
+const _: () = assert!(Queue::Small as usize == 0 && Queue::Main as usize == 1);

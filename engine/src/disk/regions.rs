@@ -1,0 +1,284 @@
+//! The regions of one device that this core owns: which are free, which hold what, which goes next.
+
+use std::collections::VecDeque;
+
+use super::geometry::Geometry;
+use super::layout::{EntryRecord, Queue};
+
+/// What a region is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    /// Holds nothing. `punched`: takes no room on the device either.
+    Free { punched: bool },
+    /// Its header is on its way to stable media.
+    Opening,
+    /// Batches are appended.
+    Open,
+    /// Full; its footer is being written.
+    Sealing,
+    /// Complete on the device.
+    Sealed,
+    /// Could not be written to its end: readable, and gone at the next reclaim.
+    Abandoned,
+    /// What is worth keeping is being moved out of it.
+    Reclaiming,
+    /// Its contents are being given back to the device.
+    Discarding,
+}
+
+/// What is known of an unsealed region in memory: after sealing it is read from the footer.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// Entries, in the order of appending.
+    pub records: Vec<EntryRecord>,
+    /// Checksum of each page from the region's first on; 0 for header pages.
+    pub checksums: Vec<u32>,
+}
+
+/// One region.
+#[derive(Debug)]
+pub(super) struct Region {
+    pub state: State,
+    pub queue: Queue,
+    pub generation: u32,
+    pub sequence: u64,
+    /// Pages appended so far, headers included; a sealed region counts whole.
+    pub used_pages: u32,
+    /// Entries in the footer, and where its table begins.
+    pub entries: u32,
+    pub entry_table_page: u32,
+    /// Reads under way; a region is overwritten only when there are none.
+    pub readers: u32,
+    pub held: Option<Box<Held>>,
+    /// A write to it failed for a reason that will come back: not to be opened again.
+    pub bad: bool,
+}
+
+impl Region {
+    fn blank() -> Self {
+        Self {
+            state: State::Free { punched: true },
+            queue: Queue::Small,
+            generation: 0,
+            sequence: 0,
+            used_pages: 0,
+            entries: 0,
+            entry_table_page: 0,
+            readers: 0,
+            held: None,
+            bad: false,
+        }
+    }
+}
+
+/// The regions that core `core` of `cores` owns: `core`, `core + cores`, ...
+#[derive(Debug)]
+pub(super) struct Regions {
+    core: u32,
+    cores: u32,
+    all: Vec<Region>,
+    /// Free ones, those that take room on the device first.
+    free: VecDeque<u32>,
+    /// Sealed and abandoned ones, oldest first.
+    small: VecDeque<u32>,
+    main: VecDeque<u32>,
+    /// Regions that hold something, by queue.
+    holding: [usize; 2],
+    /// Of the region opened last.
+    pub sequence: u64,
+}
+
+impl Regions {
+    pub fn new(geometry: Geometry, core: usize, cores: usize, incarnation: u64) -> Self {
+        let (core, cores) = (core as u32, cores.max(1) as u32);
+        let count = geometry.regions.saturating_sub(core).div_ceil(cores);
+        Self {
+            core,
+            cores,
+            all: (0..count).map(|_| Region::blank()).collect(),
+            free: VecDeque::new(),
+            small: VecDeque::new(),
+            main: VecDeque::new(),
+            holding: [0; 2],
+            sequence: incarnation,
+        }
+    }
+
+    pub fn core(&self) -> u32 {
+        self.core
+    }
+
+    pub fn cores(&self) -> u32 {
+        self.cores
+    }
+
+    /// Regions owned.
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Numbers of all regions owned.
+    pub fn numbers(&self) -> impl Iterator<Item = u32> + use<> {
+        let (core, cores) = (self.core, self.cores);
+        (0..self.all.len() as u32).map(move |n| core + n * cores)
+    }
+
+    pub fn is_own(&self, region: u32) -> bool {
+        region % self.cores == self.core && ((region / self.cores) as usize) < self.all.len()
+    }
+
+    pub fn get(&self, region: u32) -> Option<&Region> {
+        if region % self.cores != self.core {
+            return None;
+        }
+        self.all.get((region / self.cores) as usize)
+    }
+
+    pub fn get_mut(&mut self, region: u32) -> Option<&mut Region> {
+        if region % self.cores != self.core {
+            return None;
+        }
+        self.all.get_mut((region / self.cores) as usize)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Region> {
+        self.all.iter()
+    }
+
+    /// After recovery: puts every free region into the free list, those that take room first.
+    pub fn collect_free(&mut self) {
+        let mut free: Vec<u32> = self.numbers().collect();
+        free.retain(|number| {
+            self.get(*number)
+                .is_some_and(|region| matches!(region.state, State::Free { .. }) && !region.bad)
+        });
+        let punched = |number: &u32| {
+            self.get(*number)
+                .is_some_and(|region| region.state == State::Free { punched: true })
+        };
+        free.sort_by_key(punched);
+        self.free = free.into();
+    }
+
+    /// Takes a free region; only one that takes room already, unless `allow_growth`.
+    pub fn take_free(&mut self, allow_growth: bool) -> Option<u32> {
+        let first = *self.free.front()?;
+        let takes_room = self
+            .get(first)
+            .is_some_and(|region| region.state == State::Free { punched: false });
+        if !takes_room && !allow_growth {
+            return None;
+        }
+        self.free.pop_front()
+    }
+
+    /// Free regions that may be opened now.
+    pub fn usable(&self, allow_growth: bool) -> usize {
+        if allow_growth {
+            return self.free.len();
+        }
+        let takes_room = |region: &&u32| {
+            self.get(**region)
+                .is_some_and(|region| region.state == State::Free { punched: false })
+        };
+        self.free.iter().take_while(takes_room).count()
+    }
+
+    /// The region holds nothing any more.
+    pub fn release(&mut self, region: u32, punched: bool) {
+        let Some(entry) = self.get_mut(region) else {
+            return;
+        };
+        let queue = entry.queue;
+        entry.state = State::Free { punched };
+        entry.used_pages = 0;
+        entry.entries = 0;
+        entry.held = None;
+        let bad = entry.bad;
+        self.holding[queue as usize] -= 1;
+        if bad {
+            return;
+        }
+        // Room that is already taken is used before the file grows.
+        if punched {
+            self.free.push_back(region);
+        } else {
+            self.free.push_front(region);
+        }
+    }
+
+    /// A free region that takes room on the device, for giving it back.
+    pub fn take_unpunched(&mut self) -> Option<u32> {
+        self.take_free(false)
+    }
+
+    /// A free region was given back to the device.
+    pub fn discarded(&mut self, region: u32) {
+        if let Some(entry) = self.get_mut(region) {
+            entry.state = State::Free { punched: true };
+            if !entry.bad {
+                self.free.push_back(region);
+            }
+        }
+    }
+
+    /// The region's contents are final: it joins its queue as the youngest.
+    pub fn enqueue(&mut self, region: u32) {
+        let Some(queue) = self.get(region).map(|region| region.queue) else {
+            return;
+        };
+        match queue {
+            Queue::Small => self.small.push_back(region),
+            Queue::Main => self.main.push_back(region),
+        }
+    }
+
+    /// Takes the oldest region of a queue.
+    pub fn take_oldest(&mut self, queue: Queue) -> Option<u32> {
+        match queue {
+            Queue::Small => self.small.pop_front(),
+            Queue::Main => self.main.pop_front(),
+        }
+    }
+
+    /// The oldest region of a queue.
+    pub fn oldest(&self, queue: Queue) -> Option<u32> {
+        match queue {
+            Queue::Small => self.small.front().copied(),
+            Queue::Main => self.main.front().copied(),
+        }
+    }
+
+    /// Complete regions of a queue.
+    pub fn queued(&self, queue: Queue) -> usize {
+        match queue {
+            Queue::Small => self.small.len(),
+            Queue::Main => self.main.len(),
+        }
+    }
+
+    /// Regions of a queue that hold something, open ones included.
+    pub fn count(&self, queue: Queue) -> usize {
+        self.holding[queue as usize]
+    }
+
+    /// The region begins to hold something, for `queue`.
+    pub fn hold(&mut self, region: u32, queue: Queue, state: State) {
+        if let Some(entry) = self.get_mut(region) {
+            entry.queue = queue;
+            entry.state = state;
+            self.holding[queue as usize] += 1;
+        }
+    }
+
+    /// Regions that take room on the device.
+    pub fn occupied(&self) -> usize {
+        let takes = |region: &&Region| region.state != State::Free { punched: true };
+        self.all.iter().filter(takes).count()
+    }
+
+    pub fn next_sequence(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+}

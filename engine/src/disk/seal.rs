@@ -1,0 +1,319 @@
+//! What follows the data of a batch: index, flush, header; and the footer of a full region.
+
+use super::DiskEvent;
+use super::device::Log;
+use super::flush::Waits;
+use super::index::{Extent, Place};
+use super::layout::{EntryRecord, Queue, Trailer, encode_checksums, encode_entries};
+use super::log::Buffers;
+use super::ops::Op;
+use super::regions::{Held, State};
+use super::tier::Tier;
+use super::writer::{Done, From, Open, footer_page};
+use crate::arena::Lease;
+use crate::limits::PAGE_BYTES;
+use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
+
+impl<D: BlockDevice> Log<D> {
+    pub fn batch_data_done(
+        &mut self,
+        now: Time,
+        batch: usize,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        let Some(entry) = self.batches.get_mut(batch) else {
+            return;
+        };
+        entry.pending -= 1;
+        entry.failed = entry.failed.or(result.err());
+        if entry.pending > 0 {
+            return;
+        }
+        if let Some(error) = entry.failed {
+            return self.batch_failed(now, batch, error, tier);
+        }
+        let (region, records) = (entry.region, std::mem::take(&mut entry.records));
+        let replaces = std::mem::take(&mut entry.replaces);
+        let parts = std::mem::take(&mut entry.parts);
+        if self.is_readable() {
+            for (record, old) in records.iter().zip(replaces) {
+                self.index_record(region, record, old, tier);
+            }
+        }
+        for part in &parts {
+            self.settle_part(part, tier);
+        }
+        if let Some(entry) = self.batches.get_mut(batch) {
+            entry.parts = parts;
+        }
+        self.flush.request(Waits::Data(batch));
+    }
+
+    /// The entry can be read from now on.
+    fn index_record(
+        &mut self,
+        region: u32,
+        record: &EntryRecord,
+        old: Option<Extent>,
+        tier: &mut Tier,
+    ) {
+        // Forgotten or replaced while it was moved: not brought back.
+        if let Some(old) = old
+            && tier
+                .index
+                .get(old.block, old.first_page, old.place)
+                .is_none()
+        {
+            return;
+        }
+        let extent = Extent {
+            block: record.block,
+            first_page: record.first_page,
+            pages: record.pages() as u16,
+            place: Place::new(self.number, region, record.region_page as u16),
+            stamp: 0,
+            pinned: record.pinned,
+        };
+        if !tier.insert(extent) {
+            self.stats.fills_dropped += 1;
+            self.stats.dropped_bytes += u64::from(record.len_bytes);
+        }
+    }
+
+    /// A part needs its copy in memory no longer.
+    pub fn settle_part(&mut self, part: &Done, tier: &mut Tier) {
+        if part.from != From::Fill {
+            return;
+        }
+        let bytes = part.pages as usize * PAGE_BYTES;
+        tier.writing_bytes = tier.writing_bytes.saturating_sub(bytes);
+        tier.events.push_back(DiskEvent::Settled {
+            block: part.block,
+            first_page: part.first_page,
+            pages: part.pages,
+        });
+    }
+
+    /// Some of a batch's data could not be written, or not be made to last.
+    fn batch_failed(&mut self, now: Time, batch: usize, error: DeviceError, tier: &mut Tier) {
+        self.stats.write_errors += 1;
+        let Some(entry) = self.batches.try_remove(batch) else {
+            return;
+        };
+        for part in &entry.parts {
+            if entry.failed.is_some() {
+                self.settle_part(part, tier);
+            }
+            if let From::Reclaim(old) = part.from {
+                tier.remove(old.block, old.first_page, old.place);
+            }
+        }
+        self.moved(&entry.parts);
+        if let Some(open) = self.streams[entry.queue as usize].find(entry.region) {
+            open.batches -= 1;
+            open.broken = true;
+        }
+        self.fault(now, error, tier);
+    }
+
+    pub fn flush_done(
+        &mut self,
+        now: Time,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+        buffers: &mut impl Buffers,
+    ) {
+        for waits in self.flush.end() {
+            match (waits, result) {
+                (Waits::Data(batch), Ok(())) => self.write_header(batch, buffers),
+                (Waits::Data(batch), Err(error)) => self.batch_failed(now, batch, error, tier),
+                (Waits::Region(region), Ok(())) => self.region_opened(region),
+                (Waits::Region(region), Err(error)) => {
+                    self.opening_failed(now, region, error, tier);
+                }
+                (Waits::Header(batch), Ok(())) => self.finish_batch(batch),
+                (Waits::Header(batch), Err(error)) => self.batch_failed(now, batch, error, tier),
+                (Waits::Nobody, _) => {}
+            }
+        }
+    }
+
+    /// The batch's data lasts: now it may be named.
+    fn write_header(&mut self, batch: usize, buffers: &mut impl Buffers) {
+        let Some(entry) = self.batches.get_mut(batch) else {
+            return;
+        };
+        let (region, page) = (entry.region, entry.page);
+        let Some(header) = entry.header.take() else {
+            return;
+        };
+        let bytes = buffers.freeze(header);
+        let tag = self.ops.begin(Op::BatchHeader(batch));
+        let offset_bytes = self.offset_bytes(region, page);
+        self.submit(DeviceOp::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        });
+    }
+
+    pub fn batch_header_done(
+        &mut self,
+        now: Time,
+        batch: usize,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        let moves = self.batches.get(batch).is_some_and(|entry| {
+            entry
+                .parts
+                .iter()
+                .any(|part| matches!(part.from, From::Reclaim(_)))
+        });
+        match result {
+            Ok(()) if moves => self.flush.request(Waits::Header(batch)),
+            Ok(()) => self.finish_batch(batch),
+            Err(error) => self.batch_failed(now, batch, error, tier),
+        }
+    }
+
+    fn finish_batch(&mut self, batch: usize) {
+        let Some(entry) = self.batches.try_remove(batch) else {
+            return;
+        };
+        self.moved(&entry.parts);
+        if let Some(open) = self.streams[entry.queue as usize].find(entry.region) {
+            open.batches -= 1;
+        }
+    }
+
+    /// Tells reclaim that parts it had moved have their end, good or bad.
+    fn moved(&mut self, parts: &[Done]) {
+        if let Some(reclaim) = &mut self.reclaim {
+            for part in parts {
+                if let From::Reclaim(old) = part.from {
+                    reclaim.part_moved(old.place.region());
+                }
+            }
+        }
+    }
+
+    /// Writes the footer of each full region whose batches are done.
+    pub fn seal_full(&mut self, queue: Queue, buffers: &mut impl Buffers) -> bool {
+        let mut progressed = false;
+        let mut at = 0;
+        while let Some(open) = self.streams[queue as usize].sealing.get(at) {
+            if open.batches > 0 {
+                at += 1;
+                continue;
+            }
+            let (region, broken) = (open.region, open.broken);
+            let empty = self.held(region).is_none_or(|held| held.records.is_empty());
+            if broken || empty {
+                self.streams[queue as usize].sealing.remove(at);
+                self.abandon(region);
+                progressed = true;
+                continue;
+            }
+            if !self.write_footer(region, buffers) {
+                return progressed;
+            }
+            self.streams[queue as usize].sealing.remove(at);
+            progressed = true;
+        }
+        progressed
+    }
+
+    fn held(&self, region: u32) -> Option<&Held> {
+        self.regions.get(region)?.held.as_deref()
+    }
+
+    /// The region stays as it is until reclaim comes to it.
+    fn abandon(&mut self, region: u32) {
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.state = State::Abandoned;
+            self.regions.enqueue(region);
+        }
+    }
+
+    /// False when there is no buffer for it now.
+    pub fn write_footer(&mut self, region: u32, buffers: &mut impl Buffers) -> bool {
+        let geometry = self.geometry;
+        let Some(held) = self.held(region) else {
+            return true;
+        };
+        let first = footer_page(&geometry, held.records.len());
+        let pages = geometry.region_pages() - first;
+        let Ok(mut lease) = buffers.lease(pages as usize * PAGE_BYTES) else {
+            return false;
+        };
+        self.encode_footer(region, first, &mut lease);
+        let bytes = buffers.freeze(lease);
+        self.stats.overhead_bytes += bytes.len() as u64;
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.state = State::Sealing;
+            entry.entry_table_page = first;
+            entry.entries = entry.held.as_ref().map_or(0, |held| held.records.len()) as u32;
+        }
+        let tag = self.ops.begin(Op::Footer(region));
+        let offset_bytes = self.offset_bytes(region, first);
+        self.submit(DeviceOp::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        });
+        true
+    }
+
+    fn encode_footer(&self, region: u32, first: u32, lease: &mut Lease) {
+        let (Some(entry), Some(held)) = (self.regions.get(region), self.held(region)) else {
+            return;
+        };
+        let table = Trailer::entry_table_pages(held.records.len()) * PAGE_BYTES;
+        let (entries, rest) = lease.bytes_mut().split_at_mut(table);
+        let (checksums, trailer) = rest.split_at_mut(rest.len() - PAGE_BYTES);
+        let entries_crc = encode_entries(&held.records, entries);
+        let checksums_crc = encode_checksums(&held.checksums, checksums);
+        Trailer {
+            region,
+            generation: entry.generation,
+            entries: held.records.len() as u32,
+            entry_table_page: first,
+            entries_crc,
+            checksums_crc,
+        }
+        .encode(self.shared.log, trailer);
+    }
+
+    pub fn footer_done(
+        &mut self,
+        now: Time,
+        region: u32,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        if let Err(error) = result {
+            self.stats.write_errors += 1;
+            self.abandon(region);
+            return self.fault(now, error, tier);
+        }
+        let pages = self.geometry.region_pages();
+        let Some(entry) = self.regions.get_mut(region) else {
+            return;
+        };
+        entry.state = State::Sealed;
+        entry.used_pages = pages;
+        let generation = entry.generation;
+        if let Some(held) = entry.held.take() {
+            // What is read next is likely to be what was written last.
+            tier.seed_tables(self.number, region, generation, &held.checksums);
+        }
+        self.regions.enqueue(region);
+    }
+
+    /// A full region that is not appended to any more, for sealing.
+    pub fn seal_later(&mut self, queue: Queue, open: Open) {
+        self.streams[queue as usize].sealing.push(open);
+    }
+}

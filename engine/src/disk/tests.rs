@@ -1,0 +1,401 @@
+//! The tier alone, on a device in memory.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::geometry::Geometry;
+use super::layout::LogId;
+use super::*;
+use crate::arena::{Arena, Denied, Share};
+use crate::checksum::BlockSeed;
+use crate::identity::ObjectId;
+use crate::limits::{BLOCK_BYTES, CHUNK_BYTES, PAGE_BYTES, SUB_BLOCK_BYTES};
+use crate::ports::{DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, Full};
+
+/// What all queue pairs of a test see.
+#[derive(Default)]
+struct Media {
+    bytes: Vec<u8>,
+    /// Fails every write with this.
+    write_error: Option<DeviceError>,
+    read_error: Option<DeviceError>,
+    read_bytes: u64,
+    written_bytes: u64,
+}
+
+#[derive(Clone)]
+struct MemDevice {
+    media: Rc<RefCell<Media>>,
+    done: Rc<RefCell<VecDeque<DeviceEvent>>>,
+}
+
+impl BlockDevice for MemDevice {
+    fn geometry(&self) -> DeviceGeometry {
+        DeviceGeometry {
+            sector_bytes: 4096,
+            capacity_bytes: self.media.borrow().bytes.len() as u64,
+        }
+    }
+
+    fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {
+        if self.done.borrow().len() >= 64 {
+            return Err(Full(op));
+        }
+        let mut media = self.media.borrow_mut();
+        let event = match op {
+            DeviceOp::Read {
+                tag,
+                offset_bytes,
+                mut lease,
+            } => {
+                let at = offset_bytes as usize;
+                media.read_bytes += lease.len() as u64;
+                let len = lease.len();
+                lease
+                    .bytes_mut()
+                    .copy_from_slice(&media.bytes[at..at + len]);
+                let result = media.read_error.map_or(Ok(()), Err);
+                DeviceEvent::Read { tag, lease, result }
+            }
+            DeviceOp::Write {
+                tag,
+                offset_bytes,
+                bytes,
+            } => {
+                assert!(bytes.len().is_multiple_of(PAGE_BYTES));
+                media.written_bytes += bytes.len() as u64;
+                let at = offset_bytes as usize;
+                let result = media.write_error.map_or(Ok(()), Err);
+                if result.is_ok() {
+                    media.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
+                }
+                DeviceEvent::Write { tag, bytes, result }
+            }
+            DeviceOp::Flush { tag } => DeviceEvent::Flush {
+                tag,
+                result: Ok(()),
+            },
+            DeviceOp::Discard { tag, .. } => DeviceEvent::Discard {
+                tag,
+                result: Ok(()),
+            },
+        };
+        self.done.borrow_mut().push_back(event);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<DeviceEvent> {
+        self.done.borrow_mut().pop_front()
+    }
+}
+
+struct ArenaBuffers(Arena);
+
+impl Buffers for ArenaBuffers {
+    fn lease(&mut self, len_bytes: usize) -> Result<Lease, Denied> {
+        self.0.lease(len_bytes, Share::Disk)
+    }
+    fn freeze(&mut self, lease: Lease) -> Frozen {
+        self.0.freeze(lease)
+    }
+}
+
+struct Bench {
+    media: Rc<RefCell<Media>>,
+    geometry: Geometry,
+    disk: Disk<MemDevice>,
+    buffers: ArenaBuffers,
+    now: Time,
+    incarnation: u64,
+    tickets: u64,
+    settled: u64,
+}
+
+const BLOCK: u32 = BLOCK_BYTES as u32;
+
+fn block(n: u64) -> BlockId {
+    BlockId {
+        object: ObjectId(u128::from(n) * 0x1234_5678_9abc_def1),
+        index: (n % 7) as u32,
+    }
+}
+
+/// The bytes that page `page` of a block holds, by its identity.
+fn fill_page(block: BlockId, page: u32, bytes: &mut [u8]) {
+    let mut x = block.object.0 as u64 ^ u64::from(block.index) << 40 ^ u64::from(page);
+    for word in bytes.chunks_mut(8) {
+        x = x.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(17) ^ 0x55;
+        let len = word.len();
+        word.copy_from_slice(&x.to_le_bytes()[..len]);
+    }
+}
+
+impl Bench {
+    fn new(region_bytes: u32, regions: u32) -> Self {
+        let geometry = Geometry {
+            region_bytes,
+            regions,
+        };
+        let media = Rc::new(RefCell::new(Media {
+            bytes: vec![0; geometry.offset_bytes(regions) as usize],
+            ..Media::default()
+        }));
+        let disk = Self::disk(&media, geometry, 1, 1);
+        let mut bench = Self {
+            media,
+            geometry,
+            disk,
+            buffers: ArenaBuffers(Arena::new(64 << 20).unwrap()),
+            now: Time(1),
+            incarnation: 1,
+            tickets: 0,
+            settled: 0,
+        };
+        bench.run_until(|bench| !bench.disk.is_recovering());
+        bench
+    }
+
+    fn disk(
+        media: &Rc<RefCell<Media>>,
+        geometry: Geometry,
+        incarnation: u64,
+        cores: usize,
+    ) -> Disk<MemDevice> {
+        let device = MemDevice {
+            media: media.clone(),
+            done: Rc::default(),
+        };
+        let shared = Arc::new(DeviceShared::new("mem".into(), geometry, LogId(7)));
+        let config = DiskConfig {
+            core: 0,
+            cores,
+            entries_max: 100_000,
+            tables_bytes_max: 1 << 20,
+            write_bytes_max: 32 << 20,
+            incarnation: incarnation << 32,
+            read_timeout: Duration::from_secs(1),
+            verify: true,
+        };
+        Disk::new(vec![DeviceSeat { device, shared }], config)
+    }
+
+    fn restart(&mut self) {
+        self.incarnation += 1;
+        self.disk = Self::disk(&self.media, self.geometry, self.incarnation, 1);
+        self.run_until(|bench| !bench.disk.is_recovering());
+    }
+
+    fn turn(&mut self) -> bool {
+        let turn = self.disk.turn(self.now, &mut self.buffers);
+        if !turn.progressed {
+            self.now = self.now + Duration::from_millis(1);
+        }
+        turn.progressed
+    }
+
+    fn run_until(&mut self, goal: impl Fn(&Bench) -> bool) {
+        for _ in 0..200_000 {
+            if goal(self) {
+                return;
+            }
+            self.turn();
+            self.take_settled();
+        }
+        panic!("never: {:?}", self.disk.stats());
+    }
+
+    fn take_settled(&mut self) {
+        while let Some(event) = self.disk.next_event() {
+            match event {
+                DiskEvent::Settled { pages, .. } => self.settled += u64::from(pages),
+                other => panic!("unexpected {other:?}"),
+            }
+        }
+    }
+
+    fn keep(&mut self, block: BlockId, first_page: u32, len_bytes: usize) -> bool {
+        let mut lease = self.buffers.0.lease(len_bytes, Share::Demand).unwrap();
+        for (n, page) in lease.bytes_mut().chunks_mut(PAGE_BYTES).enumerate() {
+            fill_page(block, first_page + n as u32, page);
+        }
+        let bytes = self.buffers.0.freeze(lease);
+        let checksums = BlockSeed::of(block).checksums(first_page, &bytes).into();
+        self.disk.keep(
+            self.now,
+            Fill {
+                block,
+                first_page,
+                bytes,
+                checksums,
+            },
+        )
+    }
+
+    /// Keeps a whole block of `len_bytes`, in chunks.
+    fn keep_block(&mut self, block: BlockId, len_bytes: usize) {
+        for start in (0..len_bytes).step_by(CHUNK_BYTES) {
+            let len = CHUNK_BYTES.min(len_bytes - start);
+            while !self.keep(block, (start / PAGE_BYTES) as u32, len) {
+                self.turn();
+                self.take_settled();
+            }
+        }
+        for _ in 0..20 {
+            self.turn();
+        }
+        self.take_settled();
+    }
+
+    fn settle(&mut self) {
+        self.disk.settle();
+        self.run_until(|bench| bench.disk.is_quiet());
+    }
+
+    /// Reads and compares pages; what the tier says of them.
+    fn read(
+        &mut self,
+        block: BlockId,
+        block_bytes: u32,
+        page: u32,
+        pages: u32,
+    ) -> Result<(), DiskMiss> {
+        let lease = self
+            .buffers
+            .0
+            .lease(pages as usize * PAGE_BYTES, Share::Demand)
+            .unwrap();
+        self.tickets += 1;
+        let read = DiskRead {
+            ticket: self.tickets,
+            block,
+            block_bytes,
+            first_page: page,
+            lease,
+        };
+        self.disk.read(self.now, read).unwrap();
+        for _ in 0..1000 {
+            self.turn();
+            while let Some(event) = self.disk.next_event() {
+                match event {
+                    DiskEvent::Read {
+                        lease, checksums, ..
+                    } => {
+                        assert_eq!(checksums.len(), pages as usize);
+                        for (n, got) in lease.bytes().chunks(PAGE_BYTES).enumerate() {
+                            let number = page + n as u32;
+                            let len = PAGE_BYTES.min((block_bytes - number * 4096) as usize);
+                            let mut want = vec![0; len];
+                            fill_page(block, number, &mut want);
+                            assert_eq!(got[..len], want);
+                        }
+                        return Ok(());
+                    }
+                    DiskEvent::Missed { why, .. } => return Err(why),
+                    DiskEvent::Settled { pages, .. } => self.settled += u64::from(pages),
+                }
+            }
+        }
+        panic!("a read never ended");
+    }
+
+    fn is_whole(&self, n: u64, len_bytes: u32) -> bool {
+        let subs = len_bytes.div_ceil(SUB_BLOCK_BYTES as u32);
+        self.disk.present(block(n), len_bytes).count_ones() == subs
+    }
+}
+
+#[test]
+fn blocks_are_read_back_and_found_again_by_the_next_run() {
+    let mut bench = Bench::new(4 << 20, 64);
+    let lens = [BLOCK, 100_000, 1, 4096, 70_000, BLOCK - 5];
+    for (n, len) in lens.iter().enumerate() {
+        bench.keep_block(block(n as u64), *len as usize);
+    }
+    bench.settle();
+    for round in 0..3 {
+        for (n, len) in lens.iter().enumerate() {
+            let n = n as u64;
+            assert!(bench.is_whole(n, *len), "block {n} in round {round}");
+            let pages = len.div_ceil(4096);
+            let mut page = 0;
+            while page < pages {
+                let extent = bench.disk.extent(block(n), page).unwrap();
+                assert_eq!(extent.start, page);
+                let some = (extent.end - page).min(256);
+                bench.read(block(n), *len, page, some).unwrap();
+                page += some;
+            }
+        }
+        let before = bench.media.borrow().read_bytes;
+        bench.restart();
+        let read = bench.media.borrow().read_bytes - before;
+        assert!(read < 1 << 20, "recovery read {read} bytes");
+    }
+    assert_eq!(
+        bench.settled,
+        lens.iter()
+            .map(|len| u64::from(len.div_ceil(4096)))
+            .sum::<u64>()
+    );
+}
+
+#[test]
+fn contiguous_parts_become_one_entry() {
+    let mut bench = Bench::new(16 << 20, 32);
+    bench.keep_block(block(1), BLOCK_BYTES);
+    bench.settle();
+    assert_eq!(bench.disk.stats().devices[0].entries, 1);
+}
+
+#[test]
+fn churn_of_ten_times_the_size_keeps_to_its_bounds() {
+    let mut bench = Bench::new(2 << 20, 32);
+    let total = 64 << 20;
+    let mut n = 0;
+    let mut written = 0;
+    while written < 10 * total {
+        let len = [BLOCK_BYTES / 4, 100_000, 300_000, 5_000][(n % 4) as usize];
+        bench.keep_block(block(n), len);
+        if n % 5 == 0 && bench.disk.extent(block(0), 0).is_some() {
+            let _ = bench.read(block(0), BLOCK / 4, 0, 16);
+        }
+        written += len;
+        n += 1;
+    }
+    bench.settle();
+    let stats = bench.disk.stats();
+    let device = &stats.devices[0];
+    assert_eq!(device.fills_dropped, 0);
+    assert!(device.live_bytes > total as u64 / 2, "{device:#?}");
+    assert!(device.used_bytes <= total as u64);
+    assert!(
+        bench.is_whole(0, BLOCK / 4),
+        "what is read all the time stays"
+    );
+    assert!(
+        device.write_amplification() < 1.5,
+        "{}",
+        device.write_amplification()
+    );
+    drop(bench.disk);
+    bench.buffers.0.reclaim();
+    assert_eq!(
+        bench.buffers.0.free_bytes(),
+        bench.buffers.0.capacity_bytes()
+    );
+}
+
+#[test]
+fn a_hundred_kilobyte_object_wastes_less_than_six_percent() {
+    let mut bench = Bench::new(4 << 20, 64);
+    for n in 0..1_000 {
+        bench.keep_block(block(n), 100_000);
+    }
+    bench.settle();
+    let device = bench.disk.stats().devices[0].clone();
+    let waste = device.used_bytes as f64 / (1_000.0 * 100_000.0);
+    assert!(waste < 1.06, "{waste}");
+}

@@ -1,0 +1,174 @@
+//! What the logs of one core share: the index, the ghosts, the checksum pool, what is to be told.
+
+use std::collections::VecDeque;
+
+use super::ghosts::Ghosts;
+use super::index::{DiskIndex, Extent, Place};
+use super::policy::Heat;
+use super::tables::{TableKey, Tables};
+use super::{DiskConfig, DiskEvent};
+use crate::identity::BlockId;
+use crate::limits::{DEVICES_MAX, PAGE_BYTES};
+
+/// Checksums in a page of a checksum table.
+pub(super) const CHECKSUMS_PER_PAGE: usize = PAGE_BYTES / 4;
+
+/// Entries of one device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Live {
+    pub entries: u64,
+    pub pages: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Tier {
+    pub config: DiskConfig,
+    pub index: DiskIndex,
+    pub ghosts: Ghosts,
+    pub tables: Tables,
+    pub events: VecDeque<DiskEvent>,
+    /// Something was evicted: from now on the small queue keeps to its share.
+    pub has_evicted: bool,
+    /// Bytes that staged and running writes of fills hold.
+    pub writing_bytes: usize,
+    live: [Live; DEVICES_MAX],
+    /// How warm each region of each device is.
+    heat: Vec<Vec<Heat>>,
+}
+
+impl Tier {
+    pub fn new(config: DiskConfig) -> Self {
+        Self {
+            index: DiskIndex::new(config.entries_max),
+            ghosts: Ghosts::new(config.entries_max),
+            tables: Tables::new(config.tables_bytes_max),
+            events: VecDeque::new(),
+            has_evicted: false,
+            writing_bytes: 0,
+            live: [Live::default(); DEVICES_MAX],
+            heat: Vec::new(),
+            config,
+        }
+    }
+
+    pub fn live(&self, device: usize) -> Live {
+        self.live[device % DEVICES_MAX]
+    }
+
+    /// One more device, of so many regions.
+    pub fn add_device(&mut self, regions: u32) {
+        self.heat.push(vec![Heat::default(); regions as usize]);
+    }
+
+    pub fn heat(&self, device: usize, region: u32) -> Heat {
+        let regions = self.heat.get(device);
+        regions
+            .and_then(|regions| regions.get(region as usize))
+            .copied()
+            .unwrap_or_default()
+    }
+
+    /// The region's heat, for changing it. Nothing known of it: none.
+    pub fn heat_mut(&mut self, device: usize, region: u32) -> Option<&mut Heat> {
+        self.heat.get_mut(device)?.get_mut(region as usize)
+    }
+
+    /// The entry was read again.
+    pub fn hit(&mut self, extent: &Extent) {
+        let (device, region) = (extent.place.device(), extent.place.region());
+        let Some(heat) = self.heat_mut(device, region) else {
+            return;
+        };
+        if extent.stamp != heat.stamp {
+            heat.hot_pages += u32::from(extent.pages);
+            let stamp = heat.stamp;
+            self.index
+                .set_stamp(extent.block, extent.first_page, extent.place, stamp);
+        }
+    }
+
+    /// Whether it was hit since its region was last looked at.
+    pub fn is_hot(&self, extent: &Extent) -> bool {
+        let heat = self.heat(extent.place.device(), extent.place.region());
+        extent.stamp == heat.stamp
+    }
+
+    /// Puts an extent in, not hit; what it covers goes. False when the index is full.
+    pub fn insert(&mut self, mut extent: Extent) -> bool {
+        extent.stamp = 0;
+        let (live, heat) = (&mut self.live, &mut self.heat);
+        let inserted = self
+            .index
+            .insert(extent, &mut |gone| subtract(live, heat, &gone));
+        if inserted {
+            let account = &mut self.live[extent.place.device() % DEVICES_MAX];
+            account.entries += 1;
+            account.pages += u64::from(extent.pages);
+            if let Some(heat) = self.heat_mut(extent.place.device(), extent.place.region()) {
+                heat.live_pages += u32::from(extent.pages);
+            }
+        }
+        inserted
+    }
+
+    pub fn remove(&mut self, block: BlockId, first_page: u16, place: Place) -> Option<Extent> {
+        let gone = self.index.remove(block, first_page, place)?;
+        subtract(&mut self.live, &mut self.heat, &gone);
+        Some(gone)
+    }
+
+    pub fn remove_block(&mut self, block: BlockId) {
+        let (live, heat) = (&mut self.live, &mut self.heat);
+        self.index
+            .remove_block(block, &mut |gone| subtract(live, heat, &gone));
+    }
+
+    pub fn remove_where(&mut self, pred: impl Fn(&Extent) -> bool) {
+        let (live, heat) = (&mut self.live, &mut self.heat);
+        self.index
+            .remove_where(pred, &mut |gone| subtract(live, heat, &gone));
+    }
+
+    /// As many entries as the index may hold.
+    pub fn is_full(&self) -> bool {
+        self.index.len() >= self.config.entries_max
+    }
+
+    /// Nearly as many entries as the index may hold: reclaim before more come.
+    pub fn is_crowded(&self) -> bool {
+        self.index.len() >= self.config.entries_max - self.config.entries_max / 16
+    }
+
+    /// Puts a region's checksums into the pool.
+    pub fn seed_tables(&mut self, device: usize, region: u32, generation: u32, checksums: &[u32]) {
+        for (page, piece) in checksums.chunks(CHECKSUMS_PER_PAGE).enumerate() {
+            let mut table = vec![0; CHECKSUMS_PER_PAGE];
+            table[..piece.len()].copy_from_slice(piece);
+            let key = TableKey {
+                device: device as u8,
+                region,
+                generation,
+                page: page as u16,
+            };
+            self.tables.insert(key, table.into_boxed_slice());
+        }
+    }
+
+    pub fn index_bytes(&self) -> u64 {
+        (self.index.memory_bytes() + self.ghosts.memory_bytes()) as u64
+    }
+}
+
+fn subtract(live: &mut [Live; DEVICES_MAX], heat: &mut [Vec<Heat>], gone: &Extent) {
+    let (device, region) = (gone.place.device(), gone.place.region() as usize);
+    let account = &mut live[device % DEVICES_MAX];
+    account.entries = account.entries.saturating_sub(1);
+    account.pages = account.pages.saturating_sub(u64::from(gone.pages));
+    if let Some(heat) = heat.get_mut(device).and_then(|all| all.get_mut(region)) {
+        let pages = u32::from(gone.pages);
+        heat.live_pages = heat.live_pages.saturating_sub(pages);
+        if gone.stamp == heat.stamp {
+            heat.hot_pages = heat.hot_pages.saturating_sub(pages);
+        }
+    }
+}

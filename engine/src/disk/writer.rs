@@ -1,0 +1,608 @@
+//! Appending: parts are staged, closed into batches, written, flushed, named by a header; full regions
+//! are sealed.
+//!
+//! ```text
+//! staged -> batch: data -> flush -> header (-> flush, for what reclaim moved) -> done
+//! region: header -> flush -> open ... full -> all batches done -> footer -> sealed
+//! ```
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::Fill;
+use super::device::Log;
+use super::flush::Waits;
+use super::geometry::Geometry;
+use super::index::Extent;
+use super::layout::{BatchHeader, EntryRecord, Queue, RegionHeader, Trailer, chain_of};
+use super::log::Buffers;
+use super::ops::Op;
+use super::policy::{Arrival, Heat};
+use super::regions::{Held, State};
+use super::tier::Tier;
+use crate::arena::{Frozen, Lease};
+use crate::identity::BlockId;
+use crate::limits::{
+    BATCH_BYTES_MAX, BATCH_DELAY_MS, BATCH_ENTRIES_MAX, PAGE_BYTES, PAGES_PER_SUB_BLOCK,
+};
+use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
+
+/// Where a part comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum From {
+    /// The origin (or a peer).
+    Fill,
+    /// An entry that reclaim keeps.
+    Reclaim(Extent),
+}
+
+/// Pages of one block that are to be written.
+#[derive(Debug)]
+pub(super) struct Part {
+    pub block: BlockId,
+    pub first_page: u32,
+    pub bytes: Frozen,
+    pub checksums: Rc<[u32]>,
+    /// Its first page's place in `checksums`.
+    pub checksum_at: usize,
+    pub from: From,
+}
+
+/// What is to be told when a part is written, or is not.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Done {
+    pub block: BlockId,
+    pub first_page: u32,
+    pub pages: u32,
+    pub from: From,
+}
+
+impl Part {
+    pub fn pages(&self) -> u32 {
+        self.bytes.len().div_ceil(PAGE_BYTES) as u32
+    }
+
+    pub fn done(&self) -> Done {
+        Done {
+            block: self.block,
+            first_page: self.first_page,
+            pages: self.pages(),
+            from: self.from,
+        }
+    }
+
+    /// Cuts off the first `pages` pages.
+    fn split_off_front(&mut self, pages: u32) -> Part {
+        let at = pages as usize * PAGE_BYTES;
+        let front = Part {
+            block: self.block,
+            first_page: self.first_page,
+            bytes: self.bytes.slice(0..at),
+            checksums: self.checksums.clone(),
+            checksum_at: self.checksum_at,
+            from: self.from,
+        };
+        self.bytes = self.bytes.slice(at..self.bytes.len());
+        self.first_page += pages;
+        self.checksum_at += pages as usize;
+        front
+    }
+
+    fn page_checksums(&self) -> &[u32] {
+        let end = (self.checksum_at + self.pages() as usize).min(self.checksums.len());
+        &self.checksums[self.checksum_at.min(end)..end]
+    }
+}
+
+/// The region that a stream appends to.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub region: u32,
+    pub generation: u32,
+    /// Where the next batch begins.
+    pub page: u32,
+    pub chain: u64,
+    /// Batches that are not done.
+    pub batches: u32,
+    /// A batch failed: nothing more may be appended, nor the region be sealed.
+    pub broken: bool,
+}
+
+/// Appending to one of the queues.
+#[derive(Debug)]
+pub(super) struct Stream {
+    queue: Queue,
+    pub staged: Vec<Part>,
+    pub staged_pages: u64,
+    oldest: Option<Time>,
+    pub open: Option<Open>,
+    /// The region after it: opened ahead, so that appending does not wait for its header.
+    pub next: Option<Open>,
+    /// A region's header is on its way to stable media.
+    pub opening: bool,
+    /// Full regions whose batches are not all done.
+    pub sealing: Vec<Open>,
+    /// Close what is staged without waiting for more.
+    pub hurry: bool,
+}
+
+impl Stream {
+    pub fn both() -> [Stream; 2] {
+        [Queue::Small, Queue::Main].map(|queue| Stream {
+            queue,
+            staged: Vec::new(),
+            staged_pages: 0,
+            oldest: None,
+            open: None,
+            next: None,
+            opening: false,
+            sealing: Vec::new(),
+            hurry: false,
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.staged.is_empty() && self.sealing.is_empty()
+    }
+
+    pub fn stage(&mut self, now: Time, part: Part) {
+        self.staged_pages += u64::from(part.pages());
+        self.oldest.get_or_insert(now);
+        self.staged.push(part);
+    }
+
+    fn is_due(&self, now: Time, settling: bool) -> bool {
+        let full = self.staged_pages * PAGE_BYTES as u64 >= BATCH_BYTES_MAX as u64
+            || self.staged.len() >= BATCH_ENTRIES_MAX;
+        !self.staged.is_empty() && (full || settling || self.hurry || self.closes_at() <= now)
+    }
+
+    pub fn closes_at(&self) -> Time {
+        self.oldest.map_or(Time::NEVER, |oldest| {
+            oldest + Duration::from_millis(BATCH_DELAY_MS)
+        })
+    }
+
+    /// The open region of this number, whether it is still appended to or not.
+    pub fn find(&mut self, region: u32) -> Option<&mut Open> {
+        self.open
+            .iter_mut()
+            .chain(&mut self.sealing)
+            .find(|open| open.region == region)
+    }
+}
+
+/// Parts that are written together.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub queue: Queue,
+    pub region: u32,
+    pub page: u32,
+    pub records: Vec<EntryRecord>,
+    /// For each record: the entry it replaces, if reclaim moved it.
+    pub replaces: Vec<Option<Extent>>,
+    pub parts: Vec<Done>,
+    pub header: Option<Lease>,
+    /// Data writes that have not ended.
+    pub pending: u32,
+    pub failed: Option<DeviceError>,
+}
+
+/// What fits into the open region of a stream.
+#[derive(Debug, Default)]
+struct Chosen {
+    parts: Vec<Part>,
+    records: usize,
+    data_pages: u32,
+    /// Nothing more fits.
+    full: bool,
+}
+
+impl<D: BlockDevice> Log<D> {
+    /// The queue for a part of a block: the same for all parts that come together.
+    pub fn queue_for(&mut self, block: BlockId, pages: u64, tier: &Tier) -> Queue {
+        if let Some((last, queue)) = self.last_queue
+            && last == block
+        {
+            return queue;
+        }
+        let queue = self.admission.queue_for(Arrival {
+            pages,
+            is_ghost: tier.ghosts.contains(block),
+            has_evicted: tier.has_evicted,
+            small: self.regions.count(Queue::Small),
+            regions: self.regions.len(),
+            region_pages: u64::from(self.geometry.region_pages()),
+        });
+        self.last_queue = Some((block, queue));
+        queue
+    }
+
+    /// Takes a part of a fill.
+    pub fn stage_fill(&mut self, now: Time, fill: Fill, queue: Queue, tier: &mut Tier) {
+        tier.writing_bytes += fill.bytes.len().next_multiple_of(PAGE_BYTES);
+        let part = Part {
+            block: fill.block,
+            first_page: fill.first_page,
+            bytes: fill.bytes,
+            checksums: fill.checksums,
+            checksum_at: 0,
+            from: From::Fill,
+        };
+        self.streams[queue as usize].stage(now, part);
+    }
+
+    /// When the next batch closes by its age.
+    pub fn next_close(&self, now: Time) -> Time {
+        let closes = self.streams.iter().map(Stream::closes_at).min();
+        // What is due already waits for a region or a buffer.
+        closes
+            .unwrap_or(Time::NEVER)
+            .max(now + Duration::from_millis(1))
+    }
+
+    pub fn turn_writer(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+        let mut progressed = false;
+        for queue in [Queue::Main, Queue::Small] {
+            progressed |= self.prepare_region(queue, tier, buffers);
+            while self.streams[queue as usize].is_due(now, self.settling) {
+                if !self.close_batch(now, queue, buffers) {
+                    break;
+                }
+                progressed = true;
+            }
+            progressed |= self.seal_full(queue, buffers);
+        }
+        progressed
+    }
+
+    /// Opens a region ahead of its need.
+    fn prepare_region(&mut self, queue: Queue, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+        let pages = self.geometry.region_pages();
+        let stream = &self.streams[queue as usize];
+        let nearly_full = stream
+            .open
+            .as_ref()
+            .is_none_or(|open| open.broken || open.page > pages - pages / 4);
+        if stream.next.is_some() || stream.opening || !nearly_full || stream.staged.is_empty() {
+            return false;
+        }
+        // The last free region is the main queue's: without it reclaim could not move anything.
+        let grow = self.may_grow();
+        if queue == Queue::Small && self.regions.usable(grow) < 2 {
+            return false;
+        }
+        let Ok(lease) = buffers.lease(PAGE_BYTES) else {
+            return false;
+        };
+        let Some(region) = self.regions.take_free(grow) else {
+            return false;
+        };
+        self.open_region(queue, region, lease, tier, buffers);
+        true
+    }
+
+    fn open_region(
+        &mut self,
+        queue: Queue,
+        region: u32,
+        mut lease: Lease,
+        tier: &mut Tier,
+        buffers: &mut impl Buffers,
+    ) {
+        if let Some(heat) = tier.heat_mut(self.number, region) {
+            *heat = Heat::default();
+        }
+        let sequence = self.regions.next_sequence();
+        self.regions.hold(region, queue, State::Opening);
+        let Some(entry) = self.regions.get_mut(region) else {
+            return;
+        };
+        entry.generation = entry.generation.wrapping_add(1).max(1);
+        entry.sequence = sequence;
+        entry.used_pages = 1;
+        entry.held = Some(Box::new(Held {
+            records: Vec::new(),
+            checksums: vec![0],
+        }));
+        let header = self.header_of(region);
+        self.shared.set_generation(region, header.generation);
+        lease.bytes_mut().fill(0);
+        header.encode(self.shared.log, lease.bytes_mut());
+        let bytes = buffers.freeze(lease);
+        self.stats.overhead_bytes += bytes.len() as u64;
+        self.streams[queue as usize].opening = true;
+        let tag = self.ops.begin(Op::RegionHeader(region));
+        let offset_bytes = self.offset_bytes(region, 0);
+        self.submit(DeviceOp::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        });
+    }
+
+    /// The header of a region, from what is known of it.
+    pub fn header_of(&self, region: u32) -> RegionHeader {
+        let (generation, sequence, queue) = self
+            .regions
+            .get(region)
+            .map_or((0, 0, Queue::Small), |entry| {
+                (entry.generation, entry.sequence, entry.queue)
+            });
+        RegionHeader {
+            region,
+            generation,
+            sequence,
+            queue,
+            core: self.regions.core() as u16,
+            cores: self.regions.cores() as u16,
+            tenant: 0,
+        }
+    }
+
+    pub fn region_header_done(
+        &mut self,
+        now: Time,
+        region: u32,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        match result {
+            Ok(()) => self.flush.request(Waits::Region(region)),
+            Err(error) => self.opening_failed(now, region, error, tier),
+        }
+    }
+
+    pub fn opening_failed(&mut self, now: Time, region: u32, error: DeviceError, tier: &mut Tier) {
+        self.stats.write_errors += 1;
+        let Some(entry) = self.regions.get_mut(region) else {
+            return;
+        };
+        // A place that cannot be written is not tried again before the next start.
+        entry.bad = error != DeviceError::NoSpace;
+        let queue = entry.queue;
+        self.streams[queue as usize].opening = false;
+        self.regions.release(region, false);
+        self.fault(now, error, tier);
+    }
+
+    /// The region's header is on stable media: data may follow.
+    pub fn region_opened(&mut self, region: u32) {
+        let chain = self.header_of(region).chain(self.shared.log);
+        let Some(entry) = self.regions.get_mut(region) else {
+            return;
+        };
+        entry.state = State::Open;
+        let (queue, generation) = (entry.queue, entry.generation);
+        let stream = &mut self.streams[queue as usize];
+        stream.opening = false;
+        stream.next = Some(Open {
+            region,
+            generation,
+            page: 1,
+            chain,
+            batches: 0,
+            broken: false,
+        });
+    }
+
+    /// Closes one batch of what is staged. False when nothing can be closed now.
+    fn close_batch(&mut self, now: Time, queue: Queue, buffers: &mut impl Buffers) -> bool {
+        let stream = &mut self.streams[queue as usize];
+        if stream.open.as_ref().is_some_and(|open| open.broken) {
+            stream.sealing.extend(stream.open.take());
+        }
+        if stream.open.is_none() {
+            stream.open = stream.next.take();
+        }
+        let Some(page) = stream.open.as_ref().map(|open| open.page) else {
+            return false;
+        };
+        let chosen = self.choose(queue, page);
+        if chosen.parts.is_empty() {
+            let stream = &mut self.streams[queue as usize];
+            stream.sealing.extend(stream.open.take());
+            return stream.next.is_some();
+        }
+        let header_pages = BatchHeader::header_pages(chosen.records, chosen.data_pages as usize);
+        let Ok(lease) = buffers.lease(header_pages * PAGE_BYTES) else {
+            self.unstage_back(queue, chosen);
+            return false;
+        };
+        let full = chosen.full;
+        self.write_batch(queue, chosen, lease);
+        let stream = &mut self.streams[queue as usize];
+        stream.oldest = (!stream.staged.is_empty()).then_some(now);
+        if full {
+            stream.sealing.extend(stream.open.take());
+        }
+        true
+    }
+
+    /// Puts back what was chosen.
+    fn unstage_back(&mut self, queue: Queue, chosen: Chosen) {
+        let stream = &mut self.streams[queue as usize];
+        let pages: u32 = chosen.parts.iter().map(Part::pages).sum();
+        stream.staged_pages += u64::from(pages);
+        stream.staged.splice(0..0, chosen.parts);
+    }
+
+    /// Takes what fits from the staged parts, sorted by block, so that contiguous parts of one block
+    /// become one entry.
+    fn choose(&mut self, queue: Queue, page: u32) -> Chosen {
+        let records_before = self.streams[queue as usize]
+            .open
+            .as_ref()
+            .and_then(|open| self.regions.get(open.region)?.held.as_ref())
+            .map_or(0, |held| held.records.len());
+        let geometry = self.geometry;
+        // Pages left for a batch with so many records: the footer must fit behind it.
+        let room = |records: usize, data_pages: u32| {
+            let footer = footer_page(&geometry, records_before + records);
+            let header = BatchHeader::header_pages(records, data_pages as usize) as u32;
+            footer.saturating_sub(page + header)
+        };
+        let stream = &mut self.streams[queue as usize];
+        let mut staged = std::mem::take(&mut stream.staged);
+        staged.sort_by_key(|part| (part.block, part.first_page));
+        let mut rest = staged.into_iter();
+        let mut chosen = Chosen::default();
+        for mut part in rest.by_ref() {
+            let continues = chosen
+                .parts
+                .last()
+                .is_some_and(|last| continues(last, &part));
+            let records = chosen.records + usize::from(!continues);
+            let with = chosen.data_pages + part.pages();
+            let long = with as usize * PAGE_BYTES > BATCH_BYTES_MAX && chosen.data_pages > 0;
+            if long || records > BATCH_ENTRIES_MAX {
+                stream.staged.push(part);
+                break;
+            }
+            if room(records, with) >= with {
+                (chosen.records, chosen.data_pages) = (records, with);
+                chosen.parts.push(part);
+                continue;
+            }
+            chosen.full = true;
+            let left = room(records, with).saturating_sub(chosen.data_pages);
+            if let Some(front) = split_to_fit(&mut part, left) {
+                chosen.records = records;
+                chosen.data_pages += front.pages();
+                chosen.parts.push(front);
+            }
+            stream.staged.push(part);
+            break;
+        }
+        stream.staged.extend(rest);
+        stream.staged_pages = stream
+            .staged
+            .iter()
+            .map(|part| u64::from(part.pages()))
+            .sum();
+        chosen
+    }
+
+    fn write_batch(&mut self, queue: Queue, chosen: Chosen, mut lease: Lease) {
+        let Some(open) = self.streams[queue as usize].open.as_mut() else {
+            return;
+        };
+        let (region, page) = (open.region, open.page);
+        let header_pages = (lease.len() / PAGE_BYTES) as u32;
+        let mut at = page + header_pages;
+        let mut header = BatchHeader {
+            region,
+            generation: open.generation,
+            page,
+            data_pages: chosen.data_pages,
+            chain: open.chain,
+            entries: Vec::with_capacity(chosen.records),
+            checksums: Vec::with_capacity(chosen.data_pages as usize),
+        };
+        let mut replaces = Vec::with_capacity(chosen.records);
+        for (n, part) in chosen.parts.iter().enumerate() {
+            header.checksums.extend_from_slice(part.page_checksums());
+            match header.entries.last_mut() {
+                Some(last) if n > 0 && continues(&chosen.parts[n - 1], part) => {
+                    last.len_bytes += part.bytes.len() as u32;
+                }
+                _ => {
+                    header.entries.push(record_of(part, at));
+                    replaces.push(match part.from {
+                        From::Fill => None,
+                        From::Reclaim(old) => Some(old),
+                    });
+                }
+            }
+            at += part.pages();
+        }
+        header.encode(self.shared.log, lease.bytes_mut());
+        open.chain = chain_of(lease.bytes());
+        open.page = at;
+        open.batches += 1;
+        self.stats.overhead_bytes += lease.len() as u64;
+        self.hold(region, header_pages, at, &header);
+        let batch = self.batches.insert(Batch {
+            queue,
+            region,
+            page,
+            records: header.entries,
+            replaces,
+            parts: chosen.parts.iter().map(Part::done).collect(),
+            header: Some(lease),
+            pending: chosen.parts.len() as u32,
+            failed: None,
+        });
+        self.write_parts(batch, region, page + header_pages, chosen.parts);
+    }
+
+    fn hold(&mut self, region: u32, header_pages: u32, end: u32, header: &BatchHeader) {
+        let Some(entry) = self.regions.get_mut(region) else {
+            return;
+        };
+        entry.used_pages = end;
+        if let Some(held) = &mut entry.held {
+            let headers = std::iter::repeat_n(0, header_pages as usize);
+            held.checksums.extend(headers);
+            held.checksums.extend_from_slice(&header.checksums);
+            held.records.extend_from_slice(&header.entries);
+        }
+    }
+
+    fn write_parts(&mut self, batch: usize, region: u32, page: u32, parts: Vec<Part>) {
+        let mut at = page;
+        for part in parts {
+            let bytes = part.bytes.padded();
+            match part.from {
+                From::Fill => self.stats.filled_bytes += part.bytes.len() as u64,
+                From::Reclaim(_) => self.stats.reinserted_bytes += part.bytes.len() as u64,
+            }
+            self.stats.overhead_bytes += (bytes.len() - part.bytes.len()) as u64;
+            let tag = self.ops.begin(Op::BatchData(batch));
+            let offset_bytes = self.offset_bytes(region, at);
+            at += part.pages();
+            self.submit(DeviceOp::Write {
+                tag,
+                offset_bytes,
+                bytes,
+            });
+        }
+    }
+}
+
+/// Where the footer of a region with so many entries begins.
+pub(super) fn footer_page(geometry: &Geometry, entries: usize) -> u32 {
+    let table = Trailer::entry_table_pages(entries) as u32;
+    geometry.checksum_table_page().saturating_sub(table)
+}
+
+/// Whether `part` goes on where `last` ends, in one entry.
+fn continues(last: &Part, part: &Part) -> bool {
+    last.block == part.block
+        && last.from == part.from
+        && last.first_page + last.pages() == part.first_page
+        && last.bytes.len().is_multiple_of(PAGE_BYTES)
+}
+
+/// Cuts off as many whole sub-blocks as fit `pages`: readers look for whole sub-blocks.
+fn split_to_fit(part: &mut Part, pages: u32) -> Option<Part> {
+    let sub = PAGES_PER_SUB_BLOCK as u32;
+    let end = (part.first_page + pages) / sub * sub;
+    let fits = end.checked_sub(part.first_page)?;
+    (fits >= sub && fits < part.pages()).then(|| part.split_off_front(fits))
+}
+
+fn record_of(part: &Part, region_page: u32) -> EntryRecord {
+    let pinned = match part.from {
+        From::Fill => false,
+        From::Reclaim(old) => old.pinned,
+    };
+    EntryRecord {
+        block: part.block,
+        first_page: part.first_page as u16,
+        len_bytes: part.bytes.len() as u32,
+        region_page,
+        pinned,
+        hits: 0,
+    }
+}
