@@ -10,8 +10,8 @@ use slab::Slab;
 use super::flush::{Flush, Waits};
 use super::geometry::Geometry;
 use super::health::Faults;
-use super::log::Buffers;
 use super::layout::Queue;
+use super::log::Buffers;
 use super::ops::{Op, Ops};
 use super::policy::Admission;
 use super::reads::Reads;
@@ -45,7 +45,7 @@ pub(super) struct Log<D: BlockDevice> {
     device: D,
     pub shared: Arc<DeviceShared>,
     pub geometry: Geometry,
-    pub number: usize,
+    pub number: u8,
     pub regions: Regions,
     pub ops: Ops,
     /// Operations that the device had no room for, in order.
@@ -76,7 +76,7 @@ impl<D: BlockDevice> std::fmt::Debug for Log<D> {
 }
 
 impl<D: BlockDevice> Log<D> {
-    pub fn new(seat: DeviceSeat<D>, number: usize, tier: &Tier) -> Self {
+    pub fn new(seat: DeviceSeat<D>, number: u8, tier: &Tier) -> Self {
         let DeviceSeat { device, shared } = seat;
         let (core, cores) = (tier.config.core, tier.config.cores);
         let geometry = shared.geometry;

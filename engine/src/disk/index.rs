@@ -31,17 +31,17 @@ pub(crate) struct Place {
 
 impl Place {
     /// Page `page` of region `region` of device `device`.
-    pub fn new(device: usize, region: u32, page: u16) -> Self {
-        debug_assert!(device < DEVICES_MAX && region < 1 << REGION_BITS);
+    pub fn new(device: u8, region: u32, page: u16) -> Self {
+        debug_assert!(usize::from(device) < DEVICES_MAX && region < 1 << REGION_BITS);
         Self {
-            region: (device as u32) << REGION_BITS | region,
+            region: u32::from(device) << REGION_BITS | region,
             page,
         }
     }
 
     /// The device's number.
-    pub fn device(self) -> usize {
-        (self.region >> REGION_BITS) as usize
+    pub fn device(self) -> u8 {
+        (self.region >> REGION_BITS) as u8
     }
 
     /// The region of the device.
@@ -151,6 +151,16 @@ impl Entry {
 
 fn halves(block: BlockId) -> [u64; 2] {
     [block.object.0 as u64, (block.object.0 >> 64) as u64]
+}
+
+/// A hash of the block. Object ids are hashes already; the blocks of one object must spread too.
+pub(super) fn spread(block: BlockId) -> u64 {
+    let [low, high] = halves(block);
+    let mut mixed = low ^ high.rotate_left(32);
+    mixed ^= u64::from(block.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 /// The index.
@@ -299,13 +309,7 @@ impl DiskIndex {
     }
 
     fn bucket(&self, block: BlockId) -> usize {
-        // Object ids are hashes; consecutive blocks of one object must not share a bucket.
-        let [low, high] = halves(block);
-        let mut mixed = low ^ high.rotate_left(32);
-        mixed ^= u64::from(block.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed >> 32) as usize & (self.buckets.len() - 1)
+        (spread(block) >> 32) as usize & (self.buckets.len() - 1)
     }
 
     fn entry(&self, id: u32) -> &Entry {

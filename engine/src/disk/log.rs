@@ -51,7 +51,7 @@ impl<D: BlockDevice> Disk<D> {
         }
         let logs = seats.into_iter().take(DEVICES_MAX).enumerate();
         let logs = logs
-            .map(|(number, seat)| Log::new(seat, number, &tier))
+            .map(|(number, seat)| Log::new(seat, number as u8, &tier))
             .collect();
         Self { logs, tier }
     }
@@ -104,7 +104,7 @@ impl<D: BlockDevice> Disk<D> {
 
     fn is_current(&self, place: super::index::Place) -> bool {
         self.logs
-            .get(place.device())
+            .get(usize::from(place.device()))
             .is_some_and(|log| log.is_readable() && log.is_current(place.region()))
     }
 
@@ -135,7 +135,7 @@ impl<D: BlockDevice> Disk<D> {
         let usable = extent.filter(|extent| self.is_current(extent.place));
         let Some(extent) = usable else {
             if let Some(extent) = extent
-                && let Some(log) = self.logs.get_mut(extent.place.device())
+                && let Some(log) = self.logs.get_mut(usize::from(extent.place.device()))
             {
                 log.forget_foreign(extent.place, &mut self.tier);
             }
@@ -145,7 +145,12 @@ impl<D: BlockDevice> Disk<D> {
             });
             return Ok(());
         };
-        self.logs[extent.place.device()].begin_read(now, read, extent, &mut self.tier)?;
+        self.logs[usize::from(extent.place.device())].begin_read(
+            now,
+            read,
+            extent,
+            &mut self.tier,
+        )?;
         self.tier.hit(&extent);
         Ok(())
     }

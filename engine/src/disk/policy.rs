@@ -107,7 +107,12 @@ fn small_max(regions: usize) -> usize {
 }
 
 /// The queue whose oldest region makes room. `small` and `main` are complete regions.
-pub(super) fn reclaim_first(small: usize, main: usize, regions: usize, main_is_warm: bool) -> Queue {
+pub(super) fn reclaim_first(
+    small: usize,
+    main: usize,
+    regions: usize,
+    main_is_warm: bool,
+) -> Queue {
     if small > small_max(regions) || main == 0 || (main_is_warm && small > 1) {
         Queue::Small
     } else {

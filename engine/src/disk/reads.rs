@@ -195,7 +195,7 @@ impl<D: BlockDevice> Log<D> {
         let per = CHECKSUMS_PER_PAGE as u32;
         for page in region_page / per..=(region_page + pages - 1) / per {
             let key = TableKey {
-                device: self.number as u8,
+                device: self.number,
                 region,
                 generation,
                 page: page as u16,
@@ -352,7 +352,7 @@ impl<D: BlockDevice> Log<D> {
             return Some(held.get(pages.start as usize..pages.end as usize)?.into());
         }
         let mut key = TableKey {
-            device: self.number as u8,
+            device: self.number,
             region: reading.region,
             generation: reading.generation,
             page: 0,

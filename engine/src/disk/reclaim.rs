@@ -392,7 +392,7 @@ impl<D: BlockDevice> Log<D> {
         }
         self.reclaim = None;
         self.streams[Queue::Main as usize].hurry = false;
-        tier.tables.forget(self.number as u8, region);
+        tier.tables.forget(self.number, region);
         self.regions.release(region, false);
         true
     }

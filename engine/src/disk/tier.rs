@@ -51,8 +51,8 @@ impl Tier {
         }
     }
 
-    pub fn live(&self, device: usize) -> Live {
-        self.live[device % DEVICES_MAX]
+    pub fn live(&self, device: u8) -> Live {
+        self.live[usize::from(device) % DEVICES_MAX]
     }
 
     /// One more device, of so many regions.
@@ -60,8 +60,8 @@ impl Tier {
         self.heat.push(vec![Heat::default(); regions as usize]);
     }
 
-    pub fn heat(&self, device: usize, region: u32) -> Heat {
-        let regions = self.heat.get(device);
+    pub fn heat(&self, device: u8, region: u32) -> Heat {
+        let regions = self.heat.get(usize::from(device));
         regions
             .and_then(|regions| regions.get(region as usize))
             .copied()
@@ -69,8 +69,10 @@ impl Tier {
     }
 
     /// The region's heat, for changing it. Nothing known of it: none.
-    pub fn heat_mut(&mut self, device: usize, region: u32) -> Option<&mut Heat> {
-        self.heat.get_mut(device)?.get_mut(region as usize)
+    pub fn heat_mut(&mut self, device: u8, region: u32) -> Option<&mut Heat> {
+        self.heat
+            .get_mut(usize::from(device))?
+            .get_mut(region as usize)
     }
 
     /// The entry was read again.
@@ -101,7 +103,7 @@ impl Tier {
             .index
             .insert(extent, &mut |gone| subtract(live, heat, &gone));
         if inserted {
-            let account = &mut self.live[extent.place.device() % DEVICES_MAX];
+            let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
             account.entries += 1;
             account.pages += u64::from(extent.pages);
             if let Some(heat) = self.heat_mut(extent.place.device(), extent.place.region()) {
@@ -140,12 +142,12 @@ impl Tier {
     }
 
     /// Puts a region's checksums into the pool.
-    pub fn seed_tables(&mut self, device: usize, region: u32, generation: u32, checksums: &[u32]) {
+    pub fn seed_tables(&mut self, device: u8, region: u32, generation: u32, checksums: &[u32]) {
         for (page, piece) in checksums.chunks(CHECKSUMS_PER_PAGE).enumerate() {
             let mut table = vec![0; CHECKSUMS_PER_PAGE];
             table[..piece.len()].copy_from_slice(piece);
             let key = TableKey {
-                device: device as u8,
+                device,
                 region,
                 generation,
                 page: page as u16,
@@ -160,7 +162,10 @@ impl Tier {
 }
 
 fn subtract(live: &mut [Live; DEVICES_MAX], heat: &mut [Vec<Heat>], gone: &Extent) {
-    let (device, region) = (gone.place.device(), gone.place.region() as usize);
+    let (device, region) = (
+        usize::from(gone.place.device()),
+        gone.place.region() as usize,
+    );
     let account = &mut live[device % DEVICES_MAX];
     account.entries = account.entries.saturating_sub(1);
     account.pages = account.pages.saturating_sub(u64::from(gone.pages));

@@ -257,7 +257,12 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// Opens a region ahead of its need.
-    fn prepare_region(&mut self, queue: Queue, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+    fn prepare_region(
+        &mut self,
+        queue: Queue,
+        tier: &mut Tier,
+        buffers: &mut impl Buffers,
+    ) -> bool {
         let pages = self.geometry.region_pages();
         let stream = &self.streams[queue as usize];
         let nearly_full = stream

@@ -150,7 +150,7 @@ enum Step {
     Insert(Extent),
     Remove(u32, usize),
     RemoveBlock(u32),
-    RemoveDevice(usize),
+    RemoveDevice(u8),
     SetStamp(u32, usize, u8),
     Pin(u32, bool),
 }
@@ -161,7 +161,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         number.clone(),
         0..20u16,
         1..12u16,
-        (0..3usize, 0..4u32, 1..9u16),
+        (0..3u8, 0..4u32, 1..9u16),
         any::<u8>(),
         any::<bool>(),
     )
@@ -177,7 +177,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         8 => inserted.prop_map(Step::Insert),
         2 => (number.clone(), 0..4usize).prop_map(|(n, i)| Step::Remove(n, i)),
         1 => number.clone().prop_map(Step::RemoveBlock),
-        1 => (0..3usize).prop_map(Step::RemoveDevice),
+        1 => (0..3u8).prop_map(Step::RemoveDevice),
         2 => (number.clone(), 0..4usize, any::<u8>()).prop_map(|(n, i, s)| Step::SetStamp(n, i, s)),
         1 => (number, any::<bool>()).prop_map(|(n, p)| Step::Pin(n, p)),
     ];
