@@ -18,8 +18,9 @@ use super::reads::Reads;
 use super::reclaim::Reclaim;
 use super::recovery::Recovery;
 use super::regions::{Regions, State};
+use super::stream::Stream;
 use super::tier::Tier;
-use super::writer::{Batch, Stream};
+use super::writer::Batch;
 use super::{DeviceSeat, DeviceShared, DeviceState, DeviceStats};
 use crate::arena::Lease;
 use crate::identity::BlockId;
@@ -384,6 +385,7 @@ impl<D: BlockDevice> Log<D> {
         stats.regions_small = self.regions.count(Queue::Small) as u64;
         stats.regions_main = self.regions.count(Queue::Main) as u64;
         stats.entries = live.entries;
+        stats.entries_pinned = live.pinned;
         stats.live_bytes = live.pages * PAGE_BYTES as u64;
         stats
     }

@@ -37,6 +37,7 @@ impl Faults {
     }
 
     /// Faults that are not forgiven yet.
+    #[cfg(test)]
     pub fn count(&mut self, now: Time) -> u32 {
         self.forgive(now);
         self.count

@@ -199,6 +199,7 @@ impl DiskIndex {
     }
 
     /// Number of pinned extents.
+    #[cfg(test)]
     pub fn pinned(&self) -> usize {
         self.pinned
     }
@@ -236,6 +237,7 @@ impl DiskIndex {
     }
 
     /// All extents, in no particular order, the same in every process.
+    #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         let live = |entry: &&Entry| entry.pages > 0;
         self.chunks.iter().flatten().filter(live).map(Entry::extent)

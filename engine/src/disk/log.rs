@@ -214,7 +214,7 @@ impl<D: BlockDevice> Disk<D> {
 
     /// Never evicts the block's entries, or does so again.
     pub fn pin(&mut self, block: BlockId, pinned: bool) {
-        self.tier.index.pin(block, pinned);
+        self.tier.pin(block, pinned);
     }
 
     /// Whether the block was evicted from disk not long ago.

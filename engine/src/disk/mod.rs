@@ -12,17 +12,15 @@
 //! | `tier` | what the logs of a core share |
 //! | `device` | the log on one device: its operations, its turn, its faults |
 //! | `regions` | which regions are free, which hold what, which goes next |
-//! | `writer`, `seal`, `flush` | appending: batches, headers, footers, in the order that survives a power cut |
+//! | `stream`, `writer`, `seal`, `flush` | appending: batches, headers, footers, in the order that survives a power cut |
 //! | `reads` | reading and checking pages |
+//! | `policy` | which queue a block enters, which region goes, what of it stays |
 //! | `reclaim` | emptying the oldest region |
 //! | `recovery` | finding what earlier runs left |
 //! | `index` | where a block's extents are: at most 64 bytes an entry |
 //! | `ghosts` | blocks evicted not long ago |
 //! | `tables` | checksums of sealed regions: a bounded pool |
 //! | `health` | a device's fault account, and when it is retired |
-
-// Until the log's machines land.
-#![allow(dead_code)]
 
 mod device;
 mod flush;
@@ -40,6 +38,7 @@ mod recovery;
 mod regions;
 mod seal;
 mod stats;
+mod stream;
 mod tables;
 #[cfg(test)]
 mod tests;

@@ -13,8 +13,8 @@ use super::log::Buffers;
 use super::ops::Op;
 use super::policy;
 use super::regions::State;
+use super::stream::{From, Part};
 use super::tier::Tier;
-use super::writer::{From, Part};
 use crate::arena::Lease;
 use crate::checksum::BlockSeed;
 use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
@@ -51,6 +51,13 @@ pub(super) struct Reclaim {
 }
 
 impl Reclaim {
+    /// A part of an entry of `region` became two.
+    pub fn part_split(&mut self, region: u32) {
+        if region == self.region {
+            self.moving += 1;
+        }
+    }
+
     /// A part of an entry of `region` has its end.
     pub fn part_moved(&mut self, region: u32) {
         if region == self.region {
@@ -127,6 +134,9 @@ impl<D: BlockDevice> Log<D> {
             return false;
         };
         tier.has_evicted = true;
+        // More ghosts than entries would let blocks into the main queue that no cache of this size could
+        // have kept.
+        tier.ghosts.set_max(tier.index.len().max(64));
         self.stats.regions_reclaimed += 1;
         if let Some(entry) = self.regions.get_mut(region) {
             entry.state = State::Reclaiming;

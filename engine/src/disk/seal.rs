@@ -8,8 +8,9 @@ use super::layout::{EntryRecord, Queue, Trailer, encode_checksums, encode_entrie
 use super::log::Buffers;
 use super::ops::Op;
 use super::regions::{Held, State};
+use super::stream::{Done, From, Open};
 use super::tier::Tier;
-use super::writer::{Done, From, Open, footer_page};
+use super::writer::footer_page;
 use crate::arena::Lease;
 use crate::limits::PAGE_BYTES;
 use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};

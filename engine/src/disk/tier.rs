@@ -18,6 +18,7 @@ pub(super) const CHECKSUMS_PER_PAGE: usize = PAGE_BYTES / 4;
 pub(super) struct Live {
     pub entries: u64,
     pub pages: u64,
+    pub pinned: u64,
 }
 
 #[derive(Debug)]
@@ -106,6 +107,7 @@ impl Tier {
             let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
             account.entries += 1;
             account.pages += u64::from(extent.pages);
+            account.pinned += u64::from(extent.pinned);
             if let Some(heat) = self.heat_mut(extent.place.device(), extent.place.region()) {
                 heat.live_pages += u32::from(extent.pages);
             }
@@ -117,6 +119,19 @@ impl Tier {
         let gone = self.index.remove(block, first_page, place)?;
         subtract(&mut self.live, &mut self.heat, &gone);
         Some(gone)
+    }
+
+    /// Pins or releases a block's entries.
+    pub fn pin(&mut self, block: BlockId, pinned: bool) {
+        for extent in self.index.extents(block) {
+            let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
+            match (extent.pinned, pinned) {
+                (false, true) => account.pinned += 1,
+                (true, false) => account.pinned = account.pinned.saturating_sub(1),
+                _ => {}
+            }
+        }
+        self.index.pin(block, pinned);
     }
 
     pub fn remove_block(&mut self, block: BlockId) {
@@ -169,6 +184,7 @@ fn subtract(live: &mut [Live; DEVICES_MAX], heat: &mut [Vec<Heat>], gone: &Exten
     let account = &mut live[device % DEVICES_MAX];
     account.entries = account.entries.saturating_sub(1);
     account.pages = account.pages.saturating_sub(u64::from(gone.pages));
+    account.pinned = account.pinned.saturating_sub(u64::from(gone.pinned));
     if let Some(heat) = heat.get_mut(device).and_then(|all| all.get_mut(region)) {
         let pages = u32::from(gone.pages);
         heat.live_pages = heat.live_pages.saturating_sub(pages);

@@ -6,7 +6,6 @@
 //! region: header -> flush -> open ... full -> all batches done -> footer -> sealed
 //! ```
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use super::Fill;
@@ -19,158 +18,12 @@ use super::log::Buffers;
 use super::ops::Op;
 use super::policy::{Arrival, Heat};
 use super::regions::{Held, State};
+use super::stream::{Done, From, Open, Part, Stream, continues};
 use super::tier::Tier;
-use crate::arena::{Frozen, Lease};
+use crate::arena::Lease;
 use crate::identity::BlockId;
-use crate::limits::{
-    BATCH_BYTES_MAX, BATCH_DELAY_MS, BATCH_ENTRIES_MAX, PAGE_BYTES, PAGES_PER_SUB_BLOCK,
-};
+use crate::limits::{BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, PAGE_BYTES, PAGES_PER_SUB_BLOCK};
 use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
-
-/// Where a part comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum From {
-    /// The origin (or a peer).
-    Fill,
-    /// An entry that reclaim keeps.
-    Reclaim(Extent),
-}
-
-/// Pages of one block that are to be written.
-#[derive(Debug)]
-pub(super) struct Part {
-    pub block: BlockId,
-    pub first_page: u32,
-    pub bytes: Frozen,
-    pub checksums: Rc<[u32]>,
-    /// Its first page's place in `checksums`.
-    pub checksum_at: usize,
-    pub from: From,
-}
-
-/// What is to be told when a part is written, or is not.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Done {
-    pub block: BlockId,
-    pub first_page: u32,
-    pub pages: u32,
-    pub from: From,
-}
-
-impl Part {
-    pub fn pages(&self) -> u32 {
-        self.bytes.len().div_ceil(PAGE_BYTES) as u32
-    }
-
-    pub fn done(&self) -> Done {
-        Done {
-            block: self.block,
-            first_page: self.first_page,
-            pages: self.pages(),
-            from: self.from,
-        }
-    }
-
-    /// Cuts off the first `pages` pages.
-    fn split_off_front(&mut self, pages: u32) -> Part {
-        let at = pages as usize * PAGE_BYTES;
-        let front = Part {
-            block: self.block,
-            first_page: self.first_page,
-            bytes: self.bytes.slice(0..at),
-            checksums: self.checksums.clone(),
-            checksum_at: self.checksum_at,
-            from: self.from,
-        };
-        self.bytes = self.bytes.slice(at..self.bytes.len());
-        self.first_page += pages;
-        self.checksum_at += pages as usize;
-        front
-    }
-
-    fn page_checksums(&self) -> &[u32] {
-        let end = (self.checksum_at + self.pages() as usize).min(self.checksums.len());
-        &self.checksums[self.checksum_at.min(end)..end]
-    }
-}
-
-/// The region that a stream appends to.
-#[derive(Debug)]
-pub(super) struct Open {
-    pub region: u32,
-    pub generation: u32,
-    /// Where the next batch begins.
-    pub page: u32,
-    pub chain: u64,
-    /// Batches that are not done.
-    pub batches: u32,
-    /// A batch failed: nothing more may be appended, nor the region be sealed.
-    pub broken: bool,
-}
-
-/// Appending to one of the queues.
-#[derive(Debug)]
-pub(super) struct Stream {
-    queue: Queue,
-    pub staged: Vec<Part>,
-    pub staged_pages: u64,
-    oldest: Option<Time>,
-    pub open: Option<Open>,
-    /// The region after it: opened ahead, so that appending does not wait for its header.
-    pub next: Option<Open>,
-    /// A region's header is on its way to stable media.
-    pub opening: bool,
-    /// Full regions whose batches are not all done.
-    pub sealing: Vec<Open>,
-    /// Close what is staged without waiting for more.
-    pub hurry: bool,
-}
-
-impl Stream {
-    pub fn both() -> [Stream; 2] {
-        [Queue::Small, Queue::Main].map(|queue| Stream {
-            queue,
-            staged: Vec::new(),
-            staged_pages: 0,
-            oldest: None,
-            open: None,
-            next: None,
-            opening: false,
-            sealing: Vec::new(),
-            hurry: false,
-        })
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.staged.is_empty() && self.sealing.is_empty()
-    }
-
-    pub fn stage(&mut self, now: Time, part: Part) {
-        self.staged_pages += u64::from(part.pages());
-        self.oldest.get_or_insert(now);
-        self.staged.push(part);
-    }
-
-    fn is_due(&self, now: Time, settling: bool) -> bool {
-        let full = self.staged_pages * PAGE_BYTES as u64 >= BATCH_BYTES_MAX as u64
-            || self.staged.len() >= BATCH_ENTRIES_MAX;
-        !self.staged.is_empty() && (full || settling || self.hurry || self.closes_at() <= now)
-    }
-
-    pub fn closes_at(&self) -> Time {
-        self.oldest.map_or(Time::NEVER, |oldest| {
-            oldest + Duration::from_millis(BATCH_DELAY_MS)
-        })
-    }
-
-    /// The open region of this number, whether it is still appended to or not.
-    pub fn find(&mut self, region: u32) -> Option<&mut Open> {
-        self.open
-            .iter_mut()
-            .chain(&mut self.sealing)
-            .find(|open| open.region == region)
-    }
-}
 
 /// Parts that are written together.
 #[derive(Debug)]
@@ -474,6 +327,9 @@ impl<D: BlockDevice> Log<D> {
             if let Some(front) = split_to_fit(&mut part, left) {
                 chosen.records = records;
                 chosen.data_pages += front.pages();
+                if let (From::Reclaim(old), Some(reclaim)) = (front.from, &mut self.reclaim) {
+                    reclaim.part_split(old.place.region());
+                }
                 chosen.parts.push(front);
             }
             stream.staged.push(part);
@@ -579,14 +435,6 @@ impl<D: BlockDevice> Log<D> {
 pub(super) fn footer_page(geometry: &Geometry, entries: usize) -> u32 {
     let table = Trailer::entry_table_pages(entries) as u32;
     geometry.checksum_table_page().saturating_sub(table)
-}
-
-/// Whether `part` goes on where `last` ends, in one entry.
-fn continues(last: &Part, part: &Part) -> bool {
-    last.block == part.block
-        && last.from == part.from
-        && last.first_page + last.pages() == part.first_page
-        && last.bytes.len().is_multiple_of(PAGE_BYTES)
 }
 
 /// Cuts off as many whole sub-blocks as fit `pages`: readers look for whole sub-blocks.
