@@ -135,12 +135,17 @@ impl<D: BlockDevice> Log<D> {
 
     /// Whether nothing is under way or waits to be written.
     pub fn is_quiet(&self) -> bool {
-        matches!(self.state, DeviceState::Retired(_))
-            || (self.ops.is_empty()
-                && self.batches.is_empty()
-                && self.flush.is_idle()
-                && self.recovery.is_none()
-                && self.streams.iter().all(Stream::is_empty))
+        match self.state {
+            DeviceState::Retired(_) => true,
+            DeviceState::ReadOnly(_) => self.ops.is_empty(),
+            DeviceState::Recovering | DeviceState::Serving => {
+                self.ops.is_empty()
+                    && self.batches.is_empty()
+                    && self.flush.is_idle()
+                    && self.recovery.is_none()
+                    && self.streams.iter().all(Stream::is_empty)
+            }
+        }
     }
 
     /// Closes what is staged without waiting for more, and flushes at the end.
@@ -198,6 +203,10 @@ impl<D: BlockDevice> Log<D> {
             progressed |= self.turn_reclaim(tier, buffers);
             wake_at = wake_at.min(self.next_close(now));
         }
+        if self.waits_for_buffers() {
+            // Buffers come back without an event of ours.
+            wake_at = wake_at.min(now + Duration::from_millis(1));
+        }
         if self.flush.is_due() {
             let tag = self.ops.begin(Op::Flush);
             self.flush.start();
@@ -206,6 +215,12 @@ impl<D: BlockDevice> Log<D> {
         self.drain_out();
         self.device.commit();
         (progressed, wake_at)
+    }
+
+    fn waits_for_buffers(&self) -> bool {
+        self.reads.wants_tables()
+            || self.reclaim.is_some()
+            || self.streams.iter().any(|stream| !stream.sealing.is_empty())
     }
 
     fn take_completions(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
@@ -247,7 +262,8 @@ impl<D: BlockDevice> Log<D> {
             (Op::BatchHeader(batch), _) => self.batch_header_done(now, batch, result, tier),
             (Op::Flush, _) => self.flush_done(now, result, tier, buffers),
             (Op::RegionHeader(region), _) => self.region_header_done(now, region, result, tier),
-            (Op::Footer(region), _) => self.footer_done(now, region, result, tier),
+            (Op::Tables(region), _) => self.tables_done(now, region, result, tier),
+            (Op::Trailer(region), _) => self.trailer_done(now, region, result, tier),
             (Op::Discard(region), _) => self.discard_done(now, region, result, tier),
             (_, None) => debug_assert!(false, "a read ends with its lease"),
         }
@@ -262,12 +278,19 @@ impl<D: BlockDevice> Log<D> {
             DeviceError::ReadOnly => return self.stop_writing(tier, error.to_string()),
             DeviceError::NoSpace => {
                 let cap = self.regions.occupied().saturating_sub(1);
-                self.allowance.full = Some((cap, now + NO_SPACE_PAUSE));
+                let known = self
+                    .allowance
+                    .full
+                    .replace((cap, now + NO_SPACE_PAUSE))
+                    .is_some();
                 self.allowance.next_look = now;
-                return tracing::warn!(
-                    device = self.shared.name,
-                    "no space: the cache here stops growing for a while"
-                );
+                if !known {
+                    tracing::warn!(
+                        device = self.shared.name,
+                        "no space: the cache here gets smaller, and stops growing for a while"
+                    );
+                }
+                return;
             }
             DeviceError::Media | DeviceError::Write | DeviceError::Range => {}
         }

@@ -7,6 +7,8 @@ pub(super) enum Waits {
     Data(usize),
     /// A batch whose header is written, and which reclaim waits for.
     Header(usize),
+    /// A region whose tables are written: its trailer may follow.
+    Tables(u32),
     /// A region whose header is written: data may follow.
     Region(u32),
     /// Nobody: the last flush before an end.

@@ -20,8 +20,10 @@ pub(super) enum Op {
     Flush,
     /// A region's header.
     RegionHeader(u32),
-    /// A region's footer.
-    Footer(u32),
+    /// Both tables of a region's footer.
+    Tables(u32),
+    /// A region's trailer.
+    Trailer(u32),
     /// The footer of the region that is being reclaimed.
     ReclaimTables,
     /// Pages of an entry that reclaim keeps: which one, and its first page.

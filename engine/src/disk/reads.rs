@@ -67,6 +67,10 @@ pub(super) struct Reads {
 }
 
 impl Reads {
+    pub fn wants_tables(&self) -> bool {
+        !self.wanted.is_empty()
+    }
+
     fn get(&mut self, slot: usize, id: u64) -> Option<&mut Reading> {
         self.all.get_mut(slot).filter(|reading| reading.id == id)
     }

@@ -404,6 +404,9 @@ impl<D: BlockDevice> Log<D> {
         self.streams[Queue::Main as usize].hurry = false;
         tier.tables.forget(self.number, region);
         self.regions.release(region, false);
+        if self.regions.take_partial(region) {
+            self.discard(region);
+        }
         true
     }
 }

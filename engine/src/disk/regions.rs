@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use super::geometry::Geometry;
 use super::layout::{EntryRecord, Queue};
+use crate::arena::Lease;
 
 /// What a region is doing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,10 @@ pub(super) struct Region {
     /// Reads under way; a region is overwritten only when there are none.
     pub readers: u32,
     pub held: Option<Box<Held>>,
+    /// Its trailer, until the tables that it describes last.
+    pub trailer: Option<Lease>,
+    /// The device had no room for all of it: to be given back before it is used again.
+    pub partial: bool,
     /// A write to it failed for a reason that will come back: not to be opened again.
     pub bad: bool,
 }
@@ -66,6 +71,8 @@ impl Region {
             entry_table_page: 0,
             readers: 0,
             held: None,
+            trailer: None,
+            partial: false,
             bad: false,
         }
     }
@@ -210,6 +217,17 @@ impl Regions {
     /// A free region that takes room on the device, for giving it back.
     pub fn take_unpunched(&mut self) -> Option<u32> {
         self.take_free(false)
+    }
+
+    /// Takes a region that was just released and of which the device holds only a part.
+    pub fn take_partial(&mut self, region: u32) -> bool {
+        let partial = self
+            .get_mut(region)
+            .is_some_and(|entry| std::mem::take(&mut entry.partial));
+        if partial {
+            self.free.retain(|free| *free != region);
+        }
+        partial
     }
 
     /// A free region was given back to the device.

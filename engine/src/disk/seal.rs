@@ -115,6 +115,13 @@ impl<D: BlockDevice> Log<D> {
             open.batches -= 1;
             open.broken = true;
         }
+        if let Some(region) = self.regions.get_mut(entry.region) {
+            match error {
+                DeviceError::NoSpace => region.partial = true,
+                DeviceError::Media | DeviceError::Write => region.bad = true,
+                DeviceError::Gone | DeviceError::ReadOnly | DeviceError::Range => {}
+            }
+        }
         self.fault(now, error, tier);
     }
 
@@ -129,6 +136,10 @@ impl<D: BlockDevice> Log<D> {
             match (waits, result) {
                 (Waits::Data(batch), Ok(())) => self.write_header(batch, buffers),
                 (Waits::Data(batch), Err(error)) => self.batch_failed(now, batch, error, tier),
+                (Waits::Tables(region), Ok(())) => self.write_trailer(region, buffers),
+                (Waits::Tables(region), Err(error)) => {
+                    self.sealing_failed(now, region, error, tier)
+                }
                 (Waits::Region(region), Ok(())) => self.region_opened(region),
                 (Waits::Region(region), Err(error)) => {
                     self.opening_failed(now, region, error, tier);
@@ -217,7 +228,7 @@ impl<D: BlockDevice> Log<D> {
                 progressed = true;
                 continue;
             }
-            if !self.write_footer(region, buffers) {
+            if !self.write_tables(region, buffers) {
                 return progressed;
             }
             self.streams[queue as usize].sealing.remove(at);
@@ -233,31 +244,37 @@ impl<D: BlockDevice> Log<D> {
     /// The region stays as it is until reclaim comes to it.
     fn abandon(&mut self, region: u32) {
         if let Some(entry) = self.regions.get_mut(region) {
+            entry.trailer = None;
             entry.state = State::Abandoned;
             self.regions.enqueue(region);
         }
     }
 
-    /// False when there is no buffer for it now.
-    pub fn write_footer(&mut self, region: u32, buffers: &mut impl Buffers) -> bool {
+    /// Writes both tables of the footer. False when there is no buffer for them now.
+    fn write_tables(&mut self, region: u32, buffers: &mut impl Buffers) -> bool {
         let geometry = self.geometry;
         let Some(held) = self.held(region) else {
             return true;
         };
         let first = footer_page(&geometry, held.records.len());
-        let pages = geometry.region_pages() - first;
-        let Ok(mut lease) = buffers.lease(pages as usize * PAGE_BYTES) else {
+        let pages = geometry.trailer_page() - first;
+        // Asked for first, so that the trailer cannot fail for want of a buffer.
+        let (Ok(trailer), Ok(mut lease)) = (
+            buffers.lease(PAGE_BYTES),
+            buffers.lease(pages as usize * PAGE_BYTES),
+        ) else {
             return false;
         };
-        self.encode_footer(region, first, &mut lease);
+        let trailer = self.encode_footer(region, first, &mut lease, trailer);
         let bytes = buffers.freeze(lease);
-        self.stats.overhead_bytes += bytes.len() as u64;
+        self.stats.overhead_bytes += (bytes.len() + PAGE_BYTES) as u64;
         if let Some(entry) = self.regions.get_mut(region) {
             entry.state = State::Sealing;
+            entry.trailer = trailer;
             entry.entry_table_page = first;
             entry.entries = entry.held.as_ref().map_or(0, |held| held.records.len()) as u32;
         }
-        let tag = self.ops.begin(Op::Footer(region));
+        let tag = self.ops.begin(Op::Tables(region));
         let offset_bytes = self.offset_bytes(region, first);
         self.submit(DeviceOp::Write {
             tag,
@@ -267,13 +284,17 @@ impl<D: BlockDevice> Log<D> {
         true
     }
 
-    fn encode_footer(&self, region: u32, first: u32, lease: &mut Lease) {
-        let (Some(entry), Some(held)) = (self.regions.get(region), self.held(region)) else {
-            return;
-        };
+    /// Writes the tables into `lease`; gives back the trailer that describes them.
+    fn encode_footer(
+        &self,
+        region: u32,
+        first: u32,
+        lease: &mut Lease,
+        mut trailer: Lease,
+    ) -> Option<Lease> {
+        let (entry, held) = (self.regions.get(region)?, self.held(region)?);
         let table = Trailer::entry_table_pages(held.records.len()) * PAGE_BYTES;
-        let (entries, rest) = lease.bytes_mut().split_at_mut(table);
-        let (checksums, trailer) = rest.split_at_mut(rest.len() - PAGE_BYTES);
+        let (entries, checksums) = lease.bytes_mut().split_at_mut(table);
         let entries_crc = encode_entries(&held.records, entries);
         let checksums_crc = encode_checksums(&held.checksums, checksums);
         Trailer {
@@ -284,10 +305,50 @@ impl<D: BlockDevice> Log<D> {
             entries_crc,
             checksums_crc,
         }
-        .encode(self.shared.log, trailer);
+        .encode(self.shared.log, trailer.bytes_mut());
+        Some(trailer)
     }
 
-    pub fn footer_done(
+    pub fn tables_done(
+        &mut self,
+        now: Time,
+        region: u32,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        match result {
+            Ok(()) => self.flush.request(Waits::Tables(region)),
+            Err(error) => self.sealing_failed(now, region, error, tier),
+        }
+    }
+
+    /// The region stays readable: what its footer would say is in memory.
+    fn sealing_failed(&mut self, now: Time, region: u32, error: DeviceError, tier: &mut Tier) {
+        self.stats.write_errors += 1;
+        self.abandon(region);
+        self.fault(now, error, tier);
+    }
+
+    /// The tables last: now the trailer may say so.
+    fn write_trailer(&mut self, region: u32, buffers: &mut impl Buffers) {
+        let trailer = self
+            .regions
+            .get_mut(region)
+            .and_then(|entry| entry.trailer.take());
+        let Some(trailer) = trailer else {
+            return;
+        };
+        let bytes = buffers.freeze(trailer);
+        let tag = self.ops.begin(Op::Trailer(region));
+        let offset_bytes = self.offset_bytes(region, self.geometry.trailer_page());
+        self.submit(DeviceOp::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        });
+    }
+
+    pub fn trailer_done(
         &mut self,
         now: Time,
         region: u32,
@@ -295,9 +356,7 @@ impl<D: BlockDevice> Log<D> {
         tier: &mut Tier,
     ) {
         if let Err(error) = result {
-            self.stats.write_errors += 1;
-            self.abandon(region);
-            return self.fault(now, error, tier);
+            return self.sealing_failed(now, region, error, tier);
         }
         let pages = self.geometry.region_pages();
         let Some(entry) = self.regions.get_mut(region) else {

@@ -217,10 +217,11 @@ impl<D: BlockDevice> Log<D> {
             return;
         };
         // A place that cannot be written is not tried again before the next start.
-        entry.bad = error != DeviceError::NoSpace;
+        let no_space = error == DeviceError::NoSpace;
+        entry.bad = !no_space;
         let queue = entry.queue;
         self.streams[queue as usize].opening = false;
-        self.regions.release(region, false);
+        self.regions.release(region, no_space);
         self.fault(now, error, tier);
     }
 
