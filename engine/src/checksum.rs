@@ -4,6 +4,8 @@
 //! It is xored onto the crc rather than fed through it: the detection is the same and the hot loop
 //! runs over whole aligned pages only.
 
+use std::rc::Rc;
+
 use crate::identity::BlockId;
 use crate::limits::PAGE_BYTES;
 
@@ -32,7 +34,7 @@ impl BlockSeed {
     }
 
     /// Checksums of all pages of `bytes`, which begins at page `first_page` of the block.
-    pub fn checksums(self, first_page: u32, bytes: &[u8]) -> Box<[u32]> {
+    pub fn checksums(self, first_page: u32, bytes: &[u8]) -> Rc<[u32]> {
         bytes
             .chunks(PAGE_BYTES)
             .zip(first_page..)

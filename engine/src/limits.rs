@@ -114,6 +114,19 @@ pub const DEVICE_FAULTS_MAX: u32 = 64;
 pub const DEVICE_FAULT_FORGIVEN_S: u64 = 10;
 /// Writes may hold one part in this many of the arena; fills beyond it are not kept.
 pub const DISK_WRITE_SHARE: usize = 4;
+/// One part in this many of a core's arena is reserved for the disk tier's own buffers.
+pub const DISK_ARENA_SHARE: usize = 8;
+/// After eviction brought the disk tier no buffer, nothing more is evicted for it for so long.
+pub const DISK_EVICTION_PAUSE_MS: u64 = 10;
+/// A read of at most so many bytes is answered from disk without bringing its sub-blocks to memory,
+pub const DIRECT_READ_BYTES_MAX: usize = 32 << 10;
+/// until the sub-block that it begins in was read so so many times not long ago.
+pub const DIRECT_READS_MAX: u32 = 3;
+/// One counter of such reads for so many bytes of memory: a counter is shared, and a sub-block keeps
+/// it only while it is read more often than the others together.
+pub const DIRECT_COUNTER_BYTES: usize = 4 * SUB_BLOCK_BYTES;
+/// Reads from disk ahead of readers that one core has under way at a time.
+pub const PREFETCH_LOADS_PER_CORE_MAX: usize = 32;
 
 /// The default of `--io-timeout`.
 pub const IO_TIMEOUT_DEFAULT_MS: u64 = 30_000;

@@ -10,21 +10,21 @@
 //! whoever needs it meanwhile waits at the block. A fill outlives the read that began it, and
 //! lives until the last deadline of those that joined.
 
-mod plan;
+mod parts;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::index::{BlockKey, Mask, Piece, mask};
+use super::index::{BlockKey, Mask, Piece, Promise, mask};
 use super::timers::Due;
-use super::{Core, Tagged, retry};
+use super::{Core, Tagged, memory, retry};
 use crate::arena::{Denied, Lease, Share};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::ObjectVersion;
 use crate::limits::{
-    CHUNK_BYTES, GET_ARENA_SHARE, GET_BYTES_MAX, GETS_PER_CORE_MAX, PREFETCH_GETS_PER_CORE_MAX,
-    SUB_BLOCK_BYTES,
+    BLOCK_BYTES, CHUNK_BYTES, GET_ARENA_SHARE, GET_BYTES_MAX, GETS_PER_CORE_MAX,
+    PREFETCH_GETS_PER_CORE_MAX, SUB_BLOCK_BYTES,
 };
 use crate::ports::{Class, Full, GetOp, Origin, OriginOp, OriginTag, Platform, Time};
 use crate::stats::Reason;
@@ -227,20 +227,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// A lease, for which blocks are evicted as needed.
-    fn lease(&mut self, len_bytes: usize, share: Share) -> Result<Lease, Denied> {
-        // Frames of one chunk may be spread over many blocks: past this, a smaller buffer is the
-        // better answer than an empty cache.
-        let mut evictable_bytes = 16 * CHUNK_BYTES;
-        while self.index.is_over_full() && self.index.evict().is_some() {}
-        loop {
-            match self.parts.arena.lease(len_bytes, share) {
-                Err(Denied::Memory) if evictable_bytes > 0 => match self.index.evict() {
-                    Some(freed) => evictable_bytes = evictable_bytes.saturating_sub(freed),
-                    None => return Err(Denied::Memory),
-                },
-                outcome => return outcome,
-            }
-        }
+    pub(super) fn lease(&mut self, len_bytes: usize, share: Share) -> Result<Lease, Denied> {
+        memory::lease(&mut self.parts.arena, &mut self.index, len_bytes, share)
     }
 
     /// Turns a chunk-sized part into sub-blocks, when there is no contiguous chunk to be had.
@@ -277,21 +265,30 @@ impl<P: Platform> Core<P> {
         };
         debug_assert_eq!(lease.len(), part.len_bytes, "leases come back in order");
         fill.attempt = 0;
+        let block_bytes = fill
+            .object
+            .block_len_bytes((part.offset / BLOCK_BYTES as u64) as u32);
         if let State::Running { progressed, .. } = &mut fill.state {
             *progressed = true;
         }
         self.get_progressed(now, key);
         self.stats.ledger.book(part.reason, part.len_bytes as u64);
         let frozen = self.parts.arena.freeze(lease);
-        let seed = self.index.block(part.block).seed;
-        self.index.install(
-            part.block,
-            part.first_sub,
-            part.subs,
-            Piece::new(seed, part.first_sub, frozen),
+        let (id, seed) = (
+            self.index.block(part.block).id,
+            self.index.block(part.block).seed,
         );
-        self.unpromise(part.block, key, part.mask());
+        let piece = Piece::new(seed, part.first_sub, frozen, self.turns);
+        let kept = self.to_keep(id, &piece);
+        self.index
+            .install(part.block, part.first_sub, part.subs, piece);
+        self.index
+            .unpromise(part.block, Promise::Fill(key), part.mask());
         self.wake_readers(now, part.block, part.mask());
+        // The block's key may be void by now: readers that were woken may have evicted it.
+        if let Some(kept) = kept {
+            self.keep(now, block_bytes, kept);
+        }
     }
 
     /// Bytes of a GET are coming, though no lease is full yet: it has not stalled.
@@ -306,17 +303,6 @@ impl<P: Platform> Core<P> {
             self.timers.clear(old, Due::Fill(key));
             self.timers.set(new, Due::Fill(key));
         }
-    }
-
-    fn unpromise(&mut self, block: BlockKey, fill: FillKey, brought: Mask) {
-        let block = self.index.block_mut(block);
-        block.in_flight &= !brought;
-        for filling in &mut block.fills {
-            if filling.fill == fill {
-                filling.brings &= !brought;
-            }
-        }
-        block.fills.retain(|filling| filling.brings != 0);
     }
 
     /// A GET ended.
@@ -420,7 +406,8 @@ impl<P: Platform> Core<P> {
         }
         let fill = self.fills.all.remove(key.slot);
         for part in &fill.parts {
-            self.unpromise(part.block, key, part.mask());
+            self.index
+                .unpromise(part.block, Promise::Fill(key), part.mask());
         }
         let missing = fill.parts.iter().map(|part| (part.block, part.mask()));
         self.fail_readers(missing, error);

@@ -1,12 +1,17 @@
 //! The block index of one core: which sub-blocks are in memory, which are on their way, who waits.
 
+mod evict;
+
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::Range;
+use std::rc::Rc;
 
 use slab::Slab;
 
 use super::fill::FillKey;
+use super::load::LoadKey;
 use super::read::ReadKey;
 use super::s3fifo::{Queues, Where};
 use crate::arena::Frozen;
@@ -14,7 +19,7 @@ use crate::checksum::BlockSeed;
 use crate::identity::BlockId;
 use crate::limits::{
     CHUNKS_PER_BLOCK, HITS_MAX, INDEX_ENTRY_BYTES, INDEX_SHARE, PAGE_BYTES, SUB_BLOCK_BYTES,
-    SUB_BLOCKS_PER_BLOCK, SUB_BLOCKS_PER_CHUNK,
+    SUB_BLOCKS_PER_CHUNK,
 };
 
 /// Names an entry of the index while it exists.
@@ -42,27 +47,57 @@ pub(super) fn mask_of_bytes(start: usize, end: usize) -> Mask {
 #[derive(Debug)]
 pub(super) struct Piece {
     pub bytes: Frozen,
-    pub checksums: Box<[u32]>,
+    pub checksums: Rc<[u32]>,
     /// Number in the block of its first page.
     pub first_page: u32,
+    /// The turn (modulo 2^32) in which all of its pages are known to be right: it arrived in that turn.
+    checked_turn: Cell<u32>,
 }
 
 impl Piece {
-    pub fn new(seed: BlockSeed, first_sub: usize, bytes: Frozen) -> Self {
+    /// Bytes that have just arrived from the origin; their checksums are made here.
+    pub fn new(seed: BlockSeed, first_sub: usize, bytes: Frozen, turn: u32) -> Self {
         let first_page = (first_sub * SUB_BLOCK_BYTES / PAGE_BYTES) as u32;
         let checksums = seed.checksums(first_page, &bytes);
         Self {
             bytes,
             checksums,
             first_page,
+            checked_turn: Cell::new(turn),
         }
+    }
+
+    /// Bytes that the disk tier has just checked against `checksums`, one for each page.
+    pub fn checked(
+        seed: BlockSeed,
+        first_sub: usize,
+        bytes: Frozen,
+        checksums: Rc<[u32]>,
+        turn: u32,
+    ) -> Self {
+        if checksums.len() != bytes.len().div_ceil(PAGE_BYTES) {
+            debug_assert!(false, "a checksum for each page");
+            return Self::new(seed, first_sub, bytes, turn);
+        }
+        Self {
+            bytes,
+            checksums,
+            first_page: (first_sub * SUB_BLOCK_BYTES / PAGE_BYTES) as u32,
+            checked_turn: Cell::new(turn),
+        }
+    }
+
+    /// Whether its pages were found right in this very turn.
+    pub fn is_checked(&self, turn: u32) -> bool {
+        self.checked_turn.get() == turn
     }
 
     fn start(&self) -> usize {
         self.first_page as usize * PAGE_BYTES
     }
 
-    fn mask(&self) -> Mask {
+    /// The sub-blocks that it holds.
+    pub fn mask(&self) -> Mask {
         mask_of_bytes(self.start(), self.start() + self.bytes.len())
     }
 
@@ -98,10 +133,19 @@ pub(super) struct Waiter {
     pub wants: Mask,
 }
 
-/// A fill that is to bring sub-blocks of a block.
+/// What brings promised sub-blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Promise {
+    /// A GET.
+    Fill(FillKey),
+    /// A read from disk.
+    Load(LoadKey),
+}
+
+/// A fill or a load that is to bring sub-blocks of a block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Filling {
-    pub fill: FillKey,
+    pub by: Promise,
     pub brings: Mask,
 }
 
@@ -112,11 +156,14 @@ pub(super) struct Block {
     pub seed: BlockSeed,
     /// In memory.
     pub present: Mask,
-    /// Promised by a fill.
+    /// Promised by a fill or a load.
     pub in_flight: Mask,
+    /// Handed to the disk tier and not on disk yet: it holds their buffers, evicting them would free
+    /// nothing.
+    pub saving: Mask,
     /// Dropped since their checksum failed; fetched again with that reason.
     pub spoiled: Mask,
-    /// Fills that promise something.
+    /// Fills and loads that promise something.
     pub fills: Vec<Filling>,
     /// Reads that wait for something.
     pub waiters: Vec<Waiter>,
@@ -145,6 +192,7 @@ impl Block {
             seed: BlockSeed::of(id),
             present: 0,
             in_flight: 0,
+            saving: 0,
             spoiled: 0,
             fills: Vec::new(),
             waiters: Vec::new(),
@@ -164,6 +212,18 @@ impl Block {
             Chunk::Whole(piece) => Some(piece),
             Chunk::Pieces(pieces) => pieces[sub % SUB_BLOCKS_PER_CHUNK].as_ref(),
         }
+    }
+
+    /// All cached pieces, in the order of the block.
+    pub fn pieces(&self) -> impl Iterator<Item = &Piece> {
+        self.chunks.iter().flat_map(|chunk| {
+            let (whole, pieces) = match chunk {
+                Chunk::Empty => (None, None),
+                Chunk::Whole(piece) => (Some(piece), None),
+                Chunk::Pieces(pieces) => (None, Some(pieces.iter().flatten())),
+            };
+            whole.into_iter().chain(pieces.into_iter().flatten())
+        })
     }
 
     /// The cached slices that make up bytes `start` to `end` of the block, which must be present:
@@ -291,8 +351,8 @@ impl Index {
     }
 
     /// Counts a read of bytes `range`; a hit only when it was read before, so that one pass over a
-    /// block, in reads of whatever size, counts as no hit at all.
-    pub fn touch(&mut self, key: BlockKey, range: Range<usize>) {
+    /// block, in reads of whatever size, counts as no hit at all. Returns whether it was a hit.
+    pub fn touch(&mut self, key: BlockKey, range: Range<usize>) -> bool {
         let block = &mut self.blocks[key];
         let touches = mask_of_bytes(range.start, range.end);
         // A read that continues the one before shares its first sub-block with it.
@@ -302,12 +362,14 @@ impl Index {
             false => 0,
         };
         block.last_end = range.end as u32;
-        if block.touched & touches & !seam == 0 {
-            block.touched |= touches;
-        } else {
+        let again = block.touched & touches & !seam != 0;
+        if again {
             block.touched = touches;
             block.hits = (block.hits + 1).min(HITS_MAX);
+        } else {
+            block.touched |= touches;
         }
+        again
     }
 
     /// Puts arrived bytes into the block. `subs` sub-blocks from `first_sub`, as one piece.
@@ -338,6 +400,37 @@ impl Index {
         self.queues.grow(block.place, footprint);
     }
 
+    /// A fill or load brings these sub-blocks no more: they came, or will not come.
+    pub fn unpromise(&mut self, key: BlockKey, by: Promise, brought: Mask) {
+        let block = &mut self.blocks[key];
+        block.in_flight &= !brought;
+        for filling in &mut block.fills {
+            if filling.by == by {
+                filling.brings &= !brought;
+            }
+        }
+        block.fills.retain(|filling| filling.brings != 0);
+    }
+
+    /// Promises sub-blocks.
+    pub fn promise(&mut self, key: BlockKey, by: Promise, brings: Mask) {
+        let block = &mut self.blocks[key];
+        debug_assert_eq!((block.present | block.in_flight) & brings, 0);
+        block.in_flight |= brings;
+        match block.fills.iter_mut().find(|filling| filling.by == by) {
+            Some(filling) => filling.brings |= brings,
+            None => block.fills.push(Filling { by, brings }),
+        }
+    }
+
+    /// The disk tier needs the memory copy of these pages no more.
+    pub fn settled(&mut self, id: BlockId, pages: Range<usize>) {
+        if let Some(key) = self.find(id) {
+            let start = pages.start * PAGE_BYTES;
+            self.blocks[key].saving &= !mask_of_bytes(start, pages.end * PAGE_BYTES);
+        }
+    }
+
     /// Drops the piece that holds sub-block `sub`, whose bytes are wrong.
     pub fn spoil(&mut self, key: BlockKey, sub: usize) {
         self.changes += 1;
@@ -364,6 +457,7 @@ impl Index {
         };
         let Some(piece) = taken else { return 0 };
         block.present &= !piece.mask();
+        block.saving &= !piece.mask();
         block.footprint_bytes -= piece.bytes.footprint_bytes();
         piece.mask()
     }
@@ -377,136 +471,6 @@ impl Index {
             self.map.remove(&block.id);
             self.blocks.remove(key);
         }
-    }
-
-    /// Evicts the block that S3-FIFO would miss least, and returns the bytes that came free; none
-    /// when nothing is cached. Blocks that a fill is still completing go late, pieces that a parked
-    /// read will read go last.
-    pub fn evict(&mut self) -> Option<usize> {
-        self.evict_settled()
-            .or_else(|| self.evict_unawaited())
-            .or_else(|| self.evict_any())
-    }
-
-    fn evict_settled(&mut self) -> Option<usize> {
-        // Each round drops a hit, moves a block to the main queue, passes over a busy one or
-        // evicts: bounded.
-        let rounds = self.queues.len() * (usize::from(HITS_MAX) + 2) + 1;
-        let mut busy = 0;
-        let mut spent = Where::Nowhere;
-        for _ in 0..rounds {
-            let (key, from) = self.queues.pop(spent)?;
-            let block = &mut self.blocks[key];
-            self.queues.shrink(from, block.footprint_bytes);
-            let awaited = block.in_flight != 0 || !block.waiters.is_empty();
-            let keep = match (awaited, block.hits, from) {
-                (true, _, _) => {
-                    busy += 1;
-                    Some(from)
-                }
-                // Read ahead and not read yet: the small queue alone is shorter than what readers may
-                // have ahead of them, and evicting it would fetch it twice.
-                (false, 0, Where::Small) if block.touched == 0 => Some(Where::Main),
-                (false, 0, _) => None,
-                (false, _, Where::Small) => {
-                    block.hits = 0;
-                    Some(Where::Main)
-                }
-                (false, _, _) => {
-                    block.hits -= 1;
-                    Some(Where::Main)
-                }
-            };
-            let Some(place) = keep else {
-                match self.remove_contents(key) {
-                    0 => continue,
-                    freed => return Some(freed),
-                }
-            };
-            block.place = place;
-            self.queues.push(place, key);
-            self.queues.grow(place, block.footprint_bytes);
-            if busy > self.queues.len_of(from) {
-                (busy, spent) = (0, from);
-            }
-        }
-        None
-    }
-
-    /// Every cached block is being completed by a fill or waited for, and those fills may be waiting
-    /// for just this memory: the oldest gives up what no reader waits for.
-    fn evict_unawaited(&mut self) -> Option<usize> {
-        for _ in 0..self.queues.len() {
-            let (key, from) = self.queues.pop(Where::Nowhere)?;
-            self.queues.shrink(from, self.blocks[key].footprint_bytes);
-            let freed = self.remove_unawaited(key);
-            let block = &self.blocks[key];
-            if block.present != 0 {
-                self.queues.push(from, key);
-                self.queues.grow(from, block.footprint_bytes);
-            } else {
-                self.remove_contents(key);
-            }
-            if freed > 0 {
-                return Some(freed);
-            }
-        }
-        None
-    }
-
-    /// All that is cached is waited for: someone has to give way, or nobody gets on.
-    fn evict_any(&mut self) -> Option<usize> {
-        loop {
-            let (key, from) = self.queues.pop(Where::Nowhere)?;
-            self.queues.shrink(from, self.blocks[key].footprint_bytes);
-            match self.remove_contents(key) {
-                0 => continue,
-                freed => return Some(freed),
-            }
-        }
-    }
-
-    /// Drops the pieces of a block that no parked read will read; returns the bytes that came free.
-    fn remove_unawaited(&mut self, key: BlockKey) -> usize {
-        let block = &self.blocks[key];
-        let awaited = block
-            .waiters
-            .iter()
-            .fold(0, |all, waiter| all | waiter.wants);
-        let before = block.footprint_bytes;
-        for sub in 0..SUB_BLOCKS_PER_BLOCK {
-            let Some(piece) = self.blocks[key].piece_at(sub) else {
-                continue;
-            };
-            if piece.mask() & awaited == 0 {
-                self.take_piece(key, sub);
-            }
-        }
-        let freed = before - self.blocks[key].footprint_bytes;
-        if freed > 0 {
-            self.changes += 1;
-            self.evictions += 1;
-            self.blocks[key].was_evicted = true;
-        }
-        freed
-    }
-
-    /// Empties a block that was taken out of its queue; returns the bytes that came free.
-    fn remove_contents(&mut self, key: BlockKey) -> usize {
-        self.changes += 1;
-        let block = &mut self.blocks[key];
-        let freed = std::mem::take(&mut block.footprint_bytes);
-        block.place = Where::Nowhere;
-        block.chunks = Default::default();
-        block.touched = 0;
-        block.hits = 0;
-        if std::mem::take(&mut block.present) != 0 {
-            block.was_evicted = true;
-            self.evictions += 1;
-            self.queues.remember(block.id);
-        }
-        self.forget_if_idle(key);
-        freed
     }
 
     #[cfg(test)]
@@ -527,7 +491,9 @@ impl Index {
                 Chunk::Empty => None,
             };
             if let Some(piece) = piece {
-                piece.checksums[0] ^= 1;
+                let mut wrong = piece.checksums.to_vec();
+                wrong[0] ^= 1;
+                piece.checksums = wrong.into();
                 return true;
             }
         }

@@ -4,7 +4,13 @@
 //! |---|---|
 //! | `read` | a read's life, from the ring to its answer |
 //! | `ahead` | checking pages ahead of a sequential reader, in idle turns |
-//! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight); `fill::plan` makes them |
+//! | `direct` | small reads answered straight from disk |
+//! | `plan` | where each missing sub-block comes from |
+//! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
+//! | `load` | a load's life: missing sub-blocks on their way from the disk tier |
+//! | `keep` | handing what arrived to the disk tier |
+//! | `disk_events` | the disk tier's part of a turn |
+//! | `memory` | buffers, with eviction |
 //! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
@@ -12,15 +18,23 @@
 //! | `log_gate` | one line a span for each kind of failure |
 
 mod ahead;
+mod direct;
+mod disk_events;
 mod fill;
 mod index;
+mod keep;
+mod load;
 mod log_gate;
+mod memory;
 mod metadata;
+mod plan;
 mod read;
 mod retry;
 mod s3fifo;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+use tests::fake_disk::Disk;
 mod timers;
 
 use std::collections::VecDeque;
@@ -28,19 +42,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ahead::Ahead;
+use direct::Directs;
 use fill::{FillKey, Fills};
 use index::{Index, StableMap};
+use load::Loads;
 use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
+use plan::Ask;
 use read::{Read, ReadKey};
 use timers::{Due, Timers};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, Share};
 use crate::client::{PrefetchRequest, Request};
+#[cfg(not(test))]
 use crate::disk::Disk;
 use crate::limits::{
-    METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET, READ_BYTES_MAX, READS_PER_CORE_MAX,
-    RING_BUDGET,
+    ATTEMPTS_PER_DEADLINE, DISK_ARENA_SHARE, METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET,
+    READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
 };
 use crate::ports::{Class, Clock, Origin, OriginEvent, OriginTag, Platform, Time};
 use crate::ring::CoreRing;
@@ -124,6 +142,14 @@ pub struct Core<P: Platform> {
     /// Parked reads for whose bytes there is no room yet, in the order of their coming.
     waiting_room: VecDeque<ReadKey>,
     fills: Fills,
+    loads: Loads,
+    directs: Directs,
+    /// Reads and prefetches that came while the disk tier recovers.
+    held: VecDeque<Request<P::Reply>>,
+    /// They are held no longer than this; set by the first turn.
+    hold_until: Option<Time>,
+    /// See [`memory::DiskBuffers`].
+    evict_for_disk_after: Time,
     lookups: Lookups,
     timers: Timers,
     tags: StableMap<u64, Tagged>,
@@ -136,13 +162,21 @@ pub struct Core<P: Platform> {
     bounce: Vec<u8>,
     get_bytes_max: usize,
     last_id: u64,
+    /// Turns so far, modulo 2^32.
+    turns: u32,
     shutting_down: bool,
 }
 
 impl<P: Platform> Core<P> {
     /// A core with an empty cache.
-    pub fn new(parts: Parts<P>, config: CoreConfig) -> Self {
+    pub fn new(mut parts: Parts<P>, config: CoreConfig) -> Self {
         let arena_bytes = parts.arena.capacity_bytes();
+        let mut directs = Directs::default();
+        if parts.disk.is_present() {
+            let room = arena_bytes / DISK_ARENA_SHARE;
+            parts.arena.reserve(Share::Disk, room);
+            directs = Directs::new(arena_bytes);
+        }
         Self {
             parts,
             config,
@@ -151,6 +185,11 @@ impl<P: Platform> Core<P> {
             admitted_bytes: 0,
             waiting_room: VecDeque::new(),
             fills: Fills::default(),
+            loads: Loads::default(),
+            directs,
+            held: VecDeque::new(),
+            hold_until: None,
+            evict_for_disk_after: Time::default(),
             lookups: Lookups::default(),
             timers: Timers::default(),
             tags: StableMap::default(),
@@ -162,6 +201,7 @@ impl<P: Platform> Core<P> {
             bounce: Vec::with_capacity(READ_BYTES_MAX),
             get_bytes_max: fill::get_bytes_max(arena_bytes),
             last_id: 0,
+            turns: 0,
             shutting_down: false,
         }
     }
@@ -173,12 +213,15 @@ impl<P: Platform> Core<P> {
     /// look, and wait only if that turn made no progress.
     pub fn turn(&mut self, budget: Budget) -> Turn {
         let now = self.parts.clock.now();
+        self.turns = self.turns.wrapping_add(1);
         let mut progressed = self.take_completions(now, budget.completions);
         progressed |= self.take_requests(now, budget.requests);
         progressed |= self.fire_timers(now);
         self.admit_reads(now);
         self.start_lookups(now);
         self.start_fills(now);
+        let (disk_progressed, disk_wake_at) = self.turn_disk(now, budget.completions);
+        progressed |= disk_progressed;
         self.parts.arena.reclaim();
         // A fill that was given up just now may have been the last that readers waited behind.
         progressed |= self.admitted_bytes == 0 && !self.waiting_room.is_empty();
@@ -186,16 +229,34 @@ impl<P: Platform> Core<P> {
             self.check_ahead();
             progressed = true;
         }
+        let hold_until = match self.holds_reads(now) {
+            true => self.hold_until.unwrap_or(Time::NEVER),
+            false => Time::NEVER,
+        };
+        // Recovery may have ended in this turn.
+        progressed |= hold_until == Time::NEVER && !self.held.is_empty();
         Turn {
             progressed,
-            wake_at: self.timers.next(),
+            wake_at: self.timers.next().min(disk_wake_at).min(hold_until),
         }
     }
 
-    /// Whether nothing waits and nothing is at the origin: after a shutdown, the core may be dropped.
+    /// Whether reads wait for the disk tier to find what earlier runs left: a bounded time, since
+    /// without it they can be answered too.
+    fn holds_reads(&self, now: Time) -> bool {
+        !self.shutting_down
+            && self.hold_until.is_none_or(|until| now < until)
+            && self.parts.disk.is_recovering()
+    }
+
+    /// Whether nothing waits, and nothing is at the origin or on its way from or to disk: after a
+    /// shutdown, the core may be dropped.
     pub fn is_quiet(&self) -> bool {
         self.reads.is_empty()
+            && self.held.is_empty()
             && self.fills.len() == 0
+            && self.loads.len() == 0
+            && self.parts.disk.is_quiet()
             && self.lookups.len() == 0
             && self.tags.is_empty()
     }
@@ -208,7 +269,7 @@ impl<P: Platform> Core<P> {
     /// The counters as of now.
     pub fn stats(&self) -> CoreStats {
         let mut stats = self.stats.clone();
-        stats.reads_waiting = self.reads.len() as u64;
+        stats.reads_waiting = (self.reads.len() + self.held.len()) as u64;
         stats.evictions = self.index.evictions;
         stats.blocks = self.index.len() as u64;
         stats.disk = self.parts.disk.stats();
@@ -274,15 +335,20 @@ impl<P: Platform> Core<P> {
     }
 
     fn take_requests(&mut self, now: Time, budget: usize) -> bool {
+        let limit = self.config.io_timeout / ATTEMPTS_PER_DEADLINE;
+        self.hold_until.get_or_insert(now + limit);
+        let holds = self.holds_reads(now);
         for taken in 0..budget {
-            if self.reads.len() >= READS_PER_CORE_MAX || self.lookups.len() >= METADATA_PER_CORE_MAX
-            {
+            let reads = self.reads.len() + if holds { self.held.len() } else { 0 };
+            if reads >= READS_PER_CORE_MAX || self.lookups.len() >= METADATA_PER_CORE_MAX {
                 return taken > 0;
             }
-            let Some(request) = self.parts.ring.pop() else {
+            let held = if holds { None } else { self.held.pop_front() };
+            let Some(request) = held.or_else(|| self.parts.ring.pop()) else {
                 return taken > 0;
             };
             match request {
+                Request::Read(_) | Request::Prefetch(_) if holds => self.held.push_back(request),
                 Request::Read(read) => self.accept_read(now, read),
                 Request::Prefetch(prefetch) => self.accept_prefetch(now, prefetch),
                 Request::Head(head) => self.accept_head(now, head),
@@ -306,7 +372,14 @@ impl<P: Platform> Core<P> {
             .min(object.size_bytes)
             .min(OBJECT_BYTES_MAX);
         if !self.shutting_down && offset < end && deadline > now {
-            self.plan(&object, offset..end, end, Class::Prefetch, deadline);
+            self.plan(&Ask {
+                object: &object,
+                demand: offset..end,
+                want_end: end,
+                class: Class::Prefetch,
+                deadline,
+                lost: None,
+            });
         }
     }
 
@@ -328,5 +401,7 @@ impl<P: Platform> Core<P> {
         self.refuse_all_reads();
         self.refuse_all_lookups();
         self.cancel_fills();
+        self.cancel_loads();
+        self.parts.disk.settle();
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! ring -> look -> hit  -> verify -> answer
 //!                |          | page wrong: drop the piece, look again (once), else error
-//!                miss -> join or plan fills -> parked -> look again when bytes arrive
+//!                miss -> small and on disk: read directly (`direct`) -> answer
+//!                        else join or plan loads and fills -> parked -> look again when bytes arrive
 //!                                                 | deadline, failed fill, shutdown: error
 //! ```
 //!
@@ -15,6 +16,7 @@ use std::sync::Arc;
 
 use super::Core;
 use super::index::{BlockKey, Mask, Waiter, mask_of_bytes};
+use super::plan::{Ask, Planned};
 use super::timers::Due;
 use crate::client::{Answer, ReadRequest};
 use crate::errors::ReadError;
@@ -24,29 +26,54 @@ use crate::limits::{
     SUB_BLOCK_BYTES,
 };
 use crate::ports::{Class, Clock, Platform, Time};
+use crate::stats::Reason;
 
 /// Names a parked read; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ReadKey {
-    slot: usize,
-    id: u64,
+    pub slot: usize,
+    pub id: u64,
+}
+
+/// Which way a read that missed goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Route {
+    Undecided,
+    /// Straight from disk.
+    Direct,
+    /// Through the memory index.
+    Memory,
+}
+
+/// The farthest place that a read had to wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Tier {
+    Memory,
+    Disk,
+    Origin,
 }
 
 /// One read that this core has accepted.
 #[derive(Debug)]
 pub(super) struct Read<R> {
-    id: u64,
-    object: Arc<ObjectVersion>,
-    offset: u64,
-    len_bytes: u32,
-    want_bytes: u32,
-    submitted: Time,
-    deadline: Time,
+    pub id: u64,
+    pub object: Arc<ObjectVersion>,
+    pub offset: u64,
+    pub len_bytes: u32,
+    pub want_bytes: u32,
+    pub submitted: Time,
+    pub deadline: Time,
+    pub route: Route,
+    pub tier: Tier,
+    /// Parked as a direct read: without a timer.
+    pub is_direct: bool,
+    /// The disk tier had its bytes and could not give them.
+    pub lost: Option<Reason>,
     waited: bool,
     /// Counted in `Core::admitted_bytes` while it is parked.
     admitted: bool,
     checksum_retries: u8,
-    answer: Answer<R>,
+    pub answer: Answer<R>,
 }
 
 /// The part of a read that lies in one block.
@@ -62,6 +89,11 @@ impl<R> Read<R> {
         let sub_bytes = SUB_BLOCK_BYTES as u64;
         let subs = self.end().div_ceil(sub_bytes) - self.offset / sub_bytes;
         subs as usize * SUB_BLOCK_BYTES
+    }
+
+    /// Where it begins in its first block.
+    pub fn offset_in_block(&self) -> usize {
+        (self.offset % BLOCK_BYTES as u64) as usize
     }
 
     fn end(&self) -> u64 {
@@ -128,6 +160,10 @@ impl<P: Platform> Core<P> {
             want_bytes,
             submitted,
             deadline,
+            route: Route::Undecided,
+            tier: Tier::Memory,
+            is_direct: false,
+            lost: None,
             waited: false,
             admitted: false,
             checksum_retries: 0,
@@ -140,10 +176,15 @@ impl<P: Platform> Core<P> {
     }
 
     /// Moves a read as far as it goes now.
-    fn advance(&mut self, now: Time, mut read: Read<P::Reply>) {
+    pub(super) fn advance(&mut self, now: Time, mut read: Read<P::Reply>) {
         loop {
             match self.look(&read) {
-                Look::Miss => return self.await_bytes(now, read),
+                Look::Miss => {
+                    if let Some(read) = self.try_direct(now, read) {
+                        self.await_bytes(now, read);
+                    }
+                    return;
+                }
                 Look::Hit if self.verify(now, &read) => return self.reply(read),
                 Look::Hit if read.checksum_retries < CHECKSUM_RETRIES_MAX => {
                     read.checksum_retries += 1
@@ -163,7 +204,8 @@ impl<P: Platform> Core<P> {
         if hit { Look::Hit } else { Look::Miss }
     }
 
-    /// Checks every page that the read touches; drops the pieces that fail.
+    /// Checks every page that the read touches, but those that arrived in this very turn; drops the
+    /// pieces that fail.
     fn verify(&mut self, now: Time, read: &Read<P::Reply>) -> bool {
         let mut whole = true;
         let changes = self.index.changes;
@@ -177,7 +219,9 @@ impl<P: Platform> Core<P> {
             let block = self.index.block(key);
             let bad: Vec<usize> = block
                 .slices(span.bytes.start, span.bytes.end)
-                .filter(|(piece, start, end)| !piece.verify(block.seed, *start, *end))
+                .filter(|(piece, start, end)| {
+                    !piece.is_checked(self.turns) && !piece.verify(block.seed, *start, *end)
+                })
                 .map(|(piece, _, _)| piece.first_page as usize)
                 .collect();
             for first_page in bad {
@@ -204,8 +248,10 @@ impl<P: Platform> Core<P> {
         let mut keys: [Option<BlockKey>; 2] = [None; 2];
         for (n, span) in read.spans().enumerate() {
             keys[n] = self.index.find(span.block);
-            if let Some(key) = keys[n] {
-                self.index.touch(key, span.bytes.clone());
+            if let Some(key) = keys[n]
+                && self.index.touch(key, span.bytes.clone())
+            {
+                self.parts.disk.touch(span.block);
             }
         }
         let mut slices = read.spans().zip(keys).flat_map(|(span, key)| {
@@ -217,7 +263,7 @@ impl<P: Platform> Core<P> {
         let Some((piece, start, end)) = slices.next() else {
             return self.refuse_unplaced(read);
         };
-        let (waited, submitted) = (read.waited, read.submitted);
+        let (tier, submitted) = (read.tier, read.submitted);
         self.ahead
             .note(read.object.id, read.offset, u64::from(read.len_bytes));
         if end - start == len {
@@ -231,27 +277,46 @@ impl<P: Platform> Core<P> {
             debug_assert_eq!(self.bounce.len(), len);
             read.answer.data(&self.bounce);
         }
-        let latency_ns = self.parts.clock.now().since(submitted).as_nanos() as u64;
-        self.count_answer(len as u64, waited, latency_ns);
+        self.count_answer(len as u64, tier, submitted);
     }
 
-    fn count_answer(&mut self, len_bytes: u64, waited: bool, latency_ns: u64) {
+    /// Counts a read that was answered just now.
+    pub(super) fn count_answer(&mut self, len_bytes: u64, tier: Tier, submitted: Time) {
+        let latency_ns = self.parts.clock.now().since(submitted).as_nanos() as u64;
         let stats = &mut self.stats;
         stats.reads += 1;
         stats.read_bytes += len_bytes;
-        if waited {
-            stats.misses += 1;
-            stats.miss_bytes += len_bytes;
-            stats.miss_latency_ns.saturating_record(latency_ns);
-        } else {
-            stats.memory_hits += 1;
-            stats.memory_hit_bytes += len_bytes;
-            stats.hit_latency_ns.saturating_record(latency_ns);
+        let (reads, bytes, latencies) = match tier {
+            Tier::Memory => (
+                &mut stats.memory_hits,
+                &mut stats.memory_hit_bytes,
+                &mut stats.hit_latency_ns,
+            ),
+            Tier::Disk => (
+                &mut stats.disk_hits,
+                &mut stats.disk_hit_bytes,
+                &mut stats.disk_latency_ns,
+            ),
+            Tier::Origin => (
+                &mut stats.misses,
+                &mut stats.miss_bytes,
+                &mut stats.miss_latency_ns,
+            ),
+        };
+        *reads += 1;
+        *bytes += len_bytes;
+        latencies.saturating_record(latency_ns);
+    }
+
+    /// The origin has to be asked for what this read waits for.
+    pub(super) fn note_origin(reads: &mut slab::Slab<Read<P::Reply>>, key: ReadKey) {
+        if let Some(read) = reads.get_mut(key.slot).filter(|read| read.id == key.id) {
+            read.tier = Tier::Origin;
         }
     }
 
     /// A zero-length read has no slice; anything else without one is a bug, answered as an error.
-    fn refuse_unplaced(&mut self, read: Read<P::Reply>) {
+    pub(super) fn refuse_unplaced(&mut self, read: Read<P::Reply>) {
         if read.len_bytes == 0 {
             return read.answer.data(&[]);
         }
@@ -279,11 +344,16 @@ impl<P: Platform> Core<P> {
         }
         read.admitted = true;
         self.admitted_bytes += footprint;
-        let joined = self.plan_read(&read);
-        if joined && !read.waited {
+        let planned = self.plan_read(&read);
+        if planned.joined && !read.waited {
             self.stats.joined += 1;
         }
         read.waited = true;
+        let tier = match planned.from_origin {
+            true => Tier::Origin,
+            false => Tier::Disk,
+        };
+        read.tier = read.tier.max(tier);
         let spans = read.spans();
         let key = self.park(read);
         for span in spans {
@@ -320,23 +390,33 @@ impl<P: Platform> Core<P> {
             if let Some(mut read) = self.unpark(key, None) {
                 read.admitted = true;
                 read.waited = true;
+                if matches!(self.look(&read), Look::Hit) {
+                    // It waited in line until its bytes had come for another.
+                    read.tier = Tier::Origin;
+                }
                 self.advance(now, read);
             }
         }
     }
 
     /// Plans what a read misses. Fills stay within a stripe; a read may touch two.
-    fn plan_read(&mut self, read: &Read<P::Reply>) -> bool {
+    fn plan_read(&mut self, read: &Read<P::Reply>) -> Planned {
         let (start, end, deadline) = (read.offset, read.end(), read.deadline);
         let want_end = start + u64::from(read.want_bytes.max(read.len_bytes));
         let stripe_end = start - start % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
-        let object = read.object.clone();
-        let first = start..end.min(stripe_end);
-        let mut joined = self.plan(&object, first, want_end, Class::Demand, deadline);
+        let part = |demand| Ask {
+            object: &read.object,
+            demand,
+            want_end,
+            class: Class::Demand,
+            deadline,
+            lost: read.lost,
+        };
+        let mut planned = self.plan(&part(start..end.min(stripe_end)));
         if end > stripe_end {
-            joined |= self.plan(&object, stripe_end..end, want_end, Class::Demand, deadline);
+            planned |= self.plan(&part(stripe_end..end));
         }
-        joined
+        planned
     }
 
     fn park(&mut self, read: Read<P::Reply>) -> ReadKey {
@@ -348,7 +428,11 @@ impl<P: Platform> Core<P> {
     }
 
     /// Takes a parked read out, and its name off every block but `except`.
-    fn unpark(&mut self, key: ReadKey, except: Option<BlockKey>) -> Option<Read<P::Reply>> {
+    pub(super) fn unpark(
+        &mut self,
+        key: ReadKey,
+        except: Option<BlockKey>,
+    ) -> Option<Read<P::Reply>> {
         if self
             .reads
             .get(key.slot)
@@ -356,7 +440,11 @@ impl<P: Platform> Core<P> {
         {
             return None;
         }
-        let read = self.reads.remove(key.slot);
+        let mut read = self.reads.remove(key.slot);
+        if std::mem::take(&mut read.is_direct) {
+            self.directs.ended();
+            return Some(read);
+        }
         self.timers.clear(read.deadline, Due::Read(key));
         if !read.admitted {
             return Some(read);

@@ -1,5 +1,8 @@
 //! The core on a scripted origin and a clock that the test moves.
 
+mod disk;
+pub(super) mod fake_disk;
+
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -94,7 +97,10 @@ impl Platform for TestPlatform {
     type Reply = TestReply;
 }
 
+type TestMedia = Rc<RefCell<fake_disk::Media>>;
+
 struct Bench {
+    media: TestMedia,
     core: Core<TestPlatform>,
     clock: TestClock,
     origin: TestOrigin,
@@ -104,10 +110,24 @@ struct Bench {
 
 impl Bench {
     fn new(arena_bytes: u64, object_bytes: u64) -> Self {
+        Self::on(
+            TestMedia::default(),
+            Disk::absent(),
+            arena_bytes,
+            object_bytes,
+        )
+    }
+
+    fn with_disk(media: &TestMedia, arena_bytes: u64, object_bytes: u64) -> Self {
+        let disk = Disk::on(media.clone());
+        Self::on(media.clone(), disk, arena_bytes, object_bytes)
+    }
+
+    fn on(media: TestMedia, disk: Disk<NoDevice>, arena_bytes: u64, object_bytes: u64) -> Self {
         let (clock, origin) = (TestClock::default(), TestOrigin::default());
         let ring = CoreRing::new(Doorbell::new(Waker::noop().clone()));
         let parts = Parts {
-            disk: Disk::absent(),
+            disk,
             transport: NoTransport::default(),
             origin: origin.clone(),
             membership: Solo,
@@ -133,6 +153,7 @@ impl Bench {
             object_bytes,
         ));
         Self {
+            media,
             core: Core::new(parts, config),
             clock,
             origin,

@@ -1,0 +1,88 @@
+//! Handing what arrived from the origin to the disk tier, and making one entry of what lies there in
+//! many.
+
+use super::Core;
+use super::index::{Block, Piece, mask_of_bytes};
+use crate::disk::Fill;
+use crate::identity::BlockId;
+use crate::limits::{CHUNK_BYTES, PAGE_BYTES, PAGES_PER_SUB_BLOCK};
+use crate::ports::{Platform, Time};
+
+impl Piece {
+    fn fill(&self, block: BlockId) -> Fill {
+        Fill {
+            block,
+            first_page: self.first_page,
+            bytes: self.bytes.clone(),
+            checksums: self.checksums.clone(),
+        }
+    }
+}
+
+impl Block {
+    fn is_complete(&self, block_bytes: usize) -> bool {
+        self.present == mask_of_bytes(0, block_bytes)
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// What the disk tier is to be given of a piece that has just arrived.
+    pub(super) fn to_keep(&self, block: BlockId, piece: &Piece) -> Option<Fill> {
+        (self.parts.disk.is_present() && !self.shutting_down).then(|| piece.fill(block))
+    }
+
+    /// Hands a part that came from the origin to the disk tier, after its readers were answered.
+    ///
+    /// When it completes a block that lies on disk in pieces shorter than chunks, the whole block is
+    /// written once more, as one entry: it costs at most the block's length, once for each time that
+    /// the block was put together from scattered reads, and saves entries of the index and device
+    /// reads ever after. Longer extents are left alone: no device read is longer than a chunk.
+    pub(super) fn keep(&mut self, now: Time, block_bytes: usize, part: Fill) {
+        if !self.is_scattered(part.block, block_bytes) {
+            self.hand_over(now, part);
+            return;
+        }
+        let Some(key) = self.index.find(part.block) else {
+            return;
+        };
+        let block = self.index.block(key);
+        let fills: Vec<Fill> = block.pieces().map(|piece| piece.fill(block.id)).collect();
+        for fill in fills {
+            self.hand_over(now, fill);
+        }
+    }
+
+    /// Whether a block that is complete in memory lies on disk in more extents than it has chunks,
+    /// the part that has just arrived counted as one.
+    fn is_scattered(&self, id: BlockId, block_bytes: usize) -> bool {
+        let complete = self
+            .index
+            .find(id)
+            .is_some_and(|key| self.index.block(key).is_complete(block_bytes));
+        let chunks = block_bytes.div_ceil(CHUNK_BYTES);
+        let (mut page, pages) = (0, block_bytes.div_ceil(PAGE_BYTES) as u32);
+        let mut extents = 1;
+        while complete && page < pages && extents <= chunks {
+            page = match self.parts.disk.extent(id, page) {
+                Some(extent) => {
+                    extents += 1;
+                    extent.end.max(page + 1)
+                }
+                None => (page + 1).next_multiple_of(PAGES_PER_SUB_BLOCK as u32),
+            };
+        }
+        complete && extents > chunks
+    }
+
+    fn hand_over(&mut self, now: Time, fill: Fill) {
+        let id = fill.block;
+        let start = fill.first_page as usize * PAGE_BYTES;
+        let of = mask_of_bytes(start, start + fill.bytes.len());
+        if self.parts.disk.keep(now, fill)
+            && let Some(key) = self.index.find(id)
+        {
+            let block = self.index.block_mut(key);
+            block.saving |= of & block.present;
+        }
+    }
+}
