@@ -29,7 +29,8 @@ pub fn seed(encodings: &[Vec<u8>]) {
     }
 }
 
-/// `data` as so many pages: a structure that begins as `real` does, with a crc that holds. A fuzzer does not find those.
+/// `data` as so many pages: a structure that begins as `real` does, with a crc that holds. A fuzzer does
+/// not find those.
 pub fn repaired(data: &[u8], real: &[u8], pages: usize) -> Vec<u8> {
     let mut bytes = data.to_vec();
     bytes.resize(pages * PAGE_BYTES, 0);

@@ -42,8 +42,8 @@ pub struct TooSmall {
 }
 
 impl Geometry {
-    /// Chooses the size of regions at format: the largest with which the open regions of all cores hold at most 1/16
-    /// of the capacity; the smallest when none does.
+    /// Chooses the size of regions at format: the largest with which the open regions of all cores hold
+    /// at most 1/16 of the capacity; the smallest when none does.
     ///
     /// # Errors
     /// When a core would have fewer than eight regions.

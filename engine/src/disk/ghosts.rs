@@ -1,8 +1,8 @@
 //! Blocks that were evicted not long ago: the ghost queue of S3-FIFO, in at most 8 bytes a ghost.
 //!
-//! A table of buckets with a fingerprint and an age for each ghost. Ghosts expire by age; one whose bucket is full
-//! goes a little early (about 2 %). A block that was never remembered is taken for a ghost once in hundreds
-//! of millions of times.
+//! A table of buckets with a fingerprint and an age for each ghost. Ghosts expire by age; one whose
+//! bucket is full goes a little early (about 2 %). A block that was never remembered is taken for a
+//! ghost once in hundreds of millions of times.
 
 use super::index::spread;
 use crate::identity::BlockId;

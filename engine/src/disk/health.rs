@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::ports::Time;
 
-/// Counts faults and forgives one each time a span has passed: a leaky bucket. A device that fails now and then over months stays; one that
-/// fails often in a short time is retired.
+/// Counts faults and forgives one each time a span has passed: a leaky bucket. A device that fails now
+/// and then over months stays; one that fails often in a short time is retired.
 #[derive(Debug)]
 pub(super) struct Faults {
     max: u32,
@@ -16,7 +16,8 @@ pub(super) struct Faults {
 }
 
 impl Faults {
-    /// No faults yet; `max` of them are too many. One is forgiven every `forgive_every`, none when that is zero.
+    /// No faults yet; `max` of them are too many. One is forgiven every `forgive_every`, none when that
+    /// is zero.
     pub fn new(max: u32, forgive_every: Duration) -> Self {
         Self {
             max,

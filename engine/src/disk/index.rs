@@ -10,6 +10,8 @@ use crate::limits::{DEVICES_MAX, DISK_ENTRY_BYTES};
 const REGION_BITS: u32 = 26;
 /// Entries allocated at a time.
 const CHUNK: usize = 4096;
+/// How many insertions are worth being looked ahead of together.
+pub(super) const LOOK_AHEAD: usize = 32;
 /// Memory for an entry's ghost, part of [`DISK_ENTRY_BYTES`].
 const GHOST_BYTES: usize = 8;
 
@@ -229,6 +231,20 @@ impl DiskIndex {
         self.len += 1;
         self.pinned += usize::from(extent.pinned);
         true
+    }
+
+    /// Brings what insertions of these blocks (at most [`LOOK_AHEAD`]) will touch into the processor's
+    /// cache, all at once: one after the other they would wait for memory most of their time.
+    pub fn look_ahead(&self, blocks: impl Iterator<Item = BlockId>) {
+        let mut heads = [1u32; LOOK_AHEAD];
+        for (head, block) in heads.iter_mut().zip(blocks) {
+            *head = self.buckets[self.bucket(block)];
+        }
+        if self.used > 0 {
+            // Without a branch on what is being loaded: an empty bucket looks at the first entry.
+            let touched = heads.map(|head| self.entry(head.max(1)).index);
+            std::hint::black_box(touched);
+        }
     }
 
     /// The block's extents, newest first.

@@ -107,9 +107,9 @@ pub fn encode_entries(entries: &[EntryRecord], out: &mut [u8]) -> u32 {
     crc_fast::crc32_iscsi(out)
 }
 
-/// Reads `count` entries of a footer. `None` when one is not whole, lies outside of the region's data, or does not lie behind the
-/// one before: entries are in order of their pages. The table's crc is checked by
-/// [`super::Trailer::holds_entries`].
+/// Reads `count` entries of a footer. `None` when one is not whole, lies outside of the region's data,
+/// or does not lie behind the one before: entries are in order of their pages. The table's crc is
+/// checked by [`super::Trailer::holds_entries`].
 pub fn decode_entries(bytes: &[u8], count: usize, geometry: &Geometry) -> Option<Vec<EntryRecord>> {
     decode_within(bytes, count, 1..geometry.checksum_table_page())
 }

@@ -76,8 +76,8 @@ impl Superblock {
         page
     }
 
-    /// Reads the first page of a device. `bytes` is at least that page; what else may be on the device is told the better
-    /// the more there is of it (128 KiB tells all that is known).
+    /// Reads the first page of a device. `bytes` is at least that page; what else may be on the device
+    /// is told the better the more there is of it (128 KiB tells all that is known).
     ///
     /// # Errors
     /// What is there instead; never a guess.

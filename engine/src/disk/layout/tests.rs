@@ -418,7 +418,13 @@ fn any_entries(pages: Range<u32>) -> impl Strategy<Value = Vec<EntryRecord>> {
 
 proptest! {
     #[test]
-    fn any_superblock_comes_back(log: u128, shift in 21..=26u32, small: bool, created_ns: u64, owner in "\\PC{0,128}") {
+    fn any_superblock_comes_back(
+        log: u128,
+        shift in 21..=26u32,
+        small: bool,
+        created_ns: u64,
+        owner in "\\PC{0,128}",
+    ) {
         let superblock = Superblock {
             log: LogId(log),
             region_bytes: 1 << shift,
@@ -431,10 +437,19 @@ proptest! {
 
     #[test]
     fn any_region_header_comes_back(
-        log: u128, region: u32, generation in 1..u32::MAX, sequence: u64, main: bool, core in 0..300u16, more in 1..300u16, tenant: u32
+        log: u128,
+        numbers: (u32, u64, u32),
+        generation in 1..u32::MAX,
+        main: bool,
+        core in 0..300u16,
+        more in 1..300u16,
     ) {
         let header = RegionHeader {
-            region, generation, sequence, core, tenant,
+            region: numbers.0,
+            sequence: numbers.1,
+            tenant: numbers.2,
+            generation,
+            core,
             queue: if main { Queue::Main } else { Queue::Small },
             cores: core + more,
         };
@@ -443,14 +458,25 @@ proptest! {
     }
 
     #[test]
-    fn any_batch_comes_back(entries in any_entries(0..12_000), region: u32, generation in 1..u32::MAX, chain: u64, page in 1..2000u32, spare in 0..4u32, seed: u32) {
+    fn any_batch_comes_back(
+        entries in any_entries(0..12_000),
+        region: u32,
+        generation in 1..u32::MAX,
+        chain: u64,
+        page in 1..2000u32,
+        spare in 0..4u32,
+        seed: u32,
+    ) {
         prop_assume!(!entries.is_empty());
         let last = entries.last().unwrap();
         let data_pages = last.region_page + last.pages() + spare;
         let begins = page + BatchHeader::header_pages(entries.len(), data_pages as usize) as u32;
         let batch = BatchHeader {
             region, generation, page, data_pages, chain,
-            entries: entries.into_iter().map(|e| EntryRecord { region_page: e.region_page + begins, ..e }).collect(),
+            entries: entries
+                .into_iter()
+                .map(|e| EntryRecord { region_page: e.region_page + begins, ..e })
+                .collect(),
             checksums: (0..data_pages).map(|n| seed.wrapping_mul(n + 1)).collect(),
         };
         let bytes = bytes_of(&batch);
@@ -463,7 +489,14 @@ proptest! {
         let geometry = Geometry::fit(64 << 20, 1 << 30);
         let mut table = vec![0xa5; Trailer::entry_table_pages(entries.len()) * PAGE_BYTES];
         let entries_crc = encode_entries(&entries, &mut table);
-        let trailer = Trailer { region, generation, entries: entries.len() as u32, entry_table_page: 16_000, entries_crc, checksums_crc: generation };
+        let trailer = Trailer {
+            region,
+            generation,
+            entries: entries.len() as u32,
+            entry_table_page: 16_000,
+            entries_crc,
+            checksums_crc: generation,
+        };
         let page = page_of(|page| trailer.encode(LOG, page));
         let read = Trailer::decode(LOG, &page).unwrap();
         prop_assert_eq!(read, trailer);

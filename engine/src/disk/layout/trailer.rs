@@ -46,8 +46,8 @@ impl Trailer {
         writer.finish();
     }
 
-    /// The trailer in the first page of `page`, when it is one of `log`. Its entry table fits in the largest region;
-    /// whether in this one, says [`Trailer::fits`].
+    /// The trailer in the first page of `page`, when it is one of `log`. Its entry table fits in the
+    /// largest region; whether in this one, says [`Trailer::fits`].
     pub fn decode(log: LogId, page: &[u8]) -> Option<Self> {
         let page = page.get(..PAGE_BYTES)?;
         let mut reader = Reader::begin(page, MAGIC, log)?;
