@@ -1,24 +1,26 @@
 //! Where the extents of blocks are on disk: one core's index of all its devices.
 //!
-//! A hash table with chains through a slab of 40-byte entries. Buckets are allocated once, zeroed, so
-//! that a large index costs memory only as it fills. Order is that of insertion, in every process.
+//! A hash table with chains through a slab of 40-byte entries. Both are mapped once, so that a large index
+//! costs memory only as it fills. Order is that of insertion, in every process.
 
-use crate::identity::BlockId;
+mod memory;
+
+use self::memory::Table;
+use crate::identity::{BlockId, ObjectId};
 use crate::limits::{DEVICES_MAX, DISK_ENTRY_BYTES};
 
 /// Bits of [`Place::region`] below the device's number.
 const REGION_BITS: u32 = 26;
-/// Entries allocated at a time.
-const CHUNK: usize = 4096;
+/// Bytes of an entry.
+const ENTRY_BYTES: usize = 40;
 /// How many insertions are worth being looked ahead of together.
 pub(super) const LOOK_AHEAD: usize = 32;
 /// Memory for an entry's ghost, part of [`DISK_ENTRY_BYTES`].
 const GHOST_BYTES: usize = 8;
 
 const _: () = {
-    assert!(size_of::<Entry>() == 40);
     // A table of a power of two has at most two buckets for each entry.
-    assert!(size_of::<Entry>() + 2 * size_of::<u32>() + GHOST_BYTES <= DISK_ENTRY_BYTES);
+    assert!(ENTRY_BYTES + 2 * size_of::<u32>() + GHOST_BYTES <= DISK_ENTRY_BYTES);
     assert!(DEVICES_MAX <= 1 << (u32::BITS - REGION_BITS));
 };
 
@@ -87,77 +89,59 @@ impl Extent {
 /// An extent as the slab keeps it. Numbers of entries are from 1, so that 0 is none.
 #[derive(Clone, Copy)]
 struct Entry {
-    // Halves: a u128 would align the entry to 48 bytes.
-    object: [u64; 2],
-    index: u32,
+    extent: Extent,
     /// The next of its bucket, or the next free one.
     next: u32,
-    region: u32,
-    region_page: u16,
-    first_page: u16,
-    /// 0: free.
-    pages: u16,
-    stamp: u8,
-    pinned: bool,
 }
-
-const FREE: Entry = Entry {
-    object: [0; 2],
-    index: 0,
-    next: 0,
-    region: 0,
-    region_page: 0,
-    first_page: 0,
-    pages: 0,
-    stamp: 0,
-    pinned: false,
-};
 
 impl Entry {
-    fn of(extent: &Extent) -> Self {
+    /// Object 16, index 4, next 4, region 4, page of it 2, first page 2, pages 2 (0: free), stamp 1,
+    /// pinned 1, zero 4.
+    fn encode(&self) -> [u8; ENTRY_BYTES] {
+        let extent = &self.extent;
+        let mut out = [0; ENTRY_BYTES];
+        out[..16].copy_from_slice(&extent.block.object.0.to_le_bytes());
+        out[16..20].copy_from_slice(&extent.block.index.to_le_bytes());
+        out[20..24].copy_from_slice(&self.next.to_le_bytes());
+        out[24..28].copy_from_slice(&extent.place.region.to_le_bytes());
+        out[28..30].copy_from_slice(&extent.place.page.to_le_bytes());
+        out[30..32].copy_from_slice(&extent.first_page.to_le_bytes());
+        out[32..34].copy_from_slice(&extent.pages.to_le_bytes());
+        out[34] = extent.stamp;
+        out[35] = u8::from(extent.pinned);
+        out
+    }
+
+    #[inline]
+    fn decode(bytes: &[u8; ENTRY_BYTES]) -> Self {
+        let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
+        let u32_at = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let (object, _) = bytes.split_first_chunk().unwrap_or((&[0; 16], &[]));
         Self {
-            object: halves(extent.block),
-            index: extent.block.index,
-            next: 0,
-            region: extent.place.region,
-            region_page: extent.place.page,
-            first_page: extent.first_page,
-            pages: extent.pages,
-            stamp: extent.stamp,
-            pinned: extent.pinned,
+            extent: Extent {
+                block: BlockId {
+                    object: ObjectId(u128::from_le_bytes(*object)),
+                    index: u32_at(16),
+                },
+                first_page: u16_at(30),
+                pages: u16_at(32),
+                place: Place {
+                    region: u32_at(24),
+                    page: u16_at(28),
+                },
+                stamp: bytes[34],
+                pinned: bytes[35] != 0,
+            },
+            next: u32_at(20),
         }
     }
-
-    fn extent(&self) -> Extent {
-        let object = u128::from(self.object[0]) | u128::from(self.object[1]) << 64;
-        Extent {
-            block: BlockId {
-                object: crate::identity::ObjectId(object),
-                index: self.index,
-            },
-            first_page: self.first_page,
-            pages: self.pages,
-            place: Place {
-                region: self.region,
-                page: self.region_page,
-            },
-            stamp: self.stamp,
-            pinned: self.pinned,
-        }
-    }
-
-    fn is_of(&self, block: BlockId) -> bool {
-        self.index == block.index && self.object == halves(block)
-    }
-}
-
-fn halves(block: BlockId) -> [u64; 2] {
-    [block.object.0 as u64, (block.object.0 >> 64) as u64]
 }
 
 /// A hash of the block. Object ids are hashes already; the blocks of one object must spread too.
 pub(super) fn spread(block: BlockId) -> u64 {
-    let [low, high] = halves(block);
+    let (low, high) = (block.object.0 as u64, (block.object.0 >> 64) as u64);
     let mut mixed = low ^ high.rotate_left(32);
     mixed ^= u64::from(block.index).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -168,9 +152,10 @@ pub(super) fn spread(block: BlockId) -> u64 {
 /// The index.
 pub(crate) struct DiskIndex {
     /// First entry of each chain.
-    buckets: Vec<u32>,
-    chunks: Vec<Box<[Entry]>>,
-    /// Entries that were ever used: the rest of the last chunk is untouched.
+    buckets: Table<4>,
+    buckets_len: usize,
+    entries: Table<ENTRY_BYTES>,
+    /// Entries that were ever used: the rest is untouched.
     used: u32,
     /// First free entry among those.
     free: u32,
@@ -183,10 +168,11 @@ impl DiskIndex {
     /// An index of at most `entries_max` extents.
     pub fn new(entries_max: usize) -> Self {
         let entries_max = entries_max.min(u32::MAX as usize / 2);
+        let buckets_len = entries_max.next_power_of_two();
         Self {
-            // Zeroed by the system, not by us: untouched pages stay unmapped.
-            buckets: vec![0; entries_max.next_power_of_two()],
-            chunks: Vec::new(),
+            buckets: Table::new(buckets_len),
+            buckets_len,
+            entries: Table::new(entries_max),
             used: 0,
             free: 0,
             len: 0,
@@ -206,12 +192,9 @@ impl DiskIndex {
         self.pinned
     }
 
-    /// Memory that it has allocated.
+    /// Memory that it takes: all buckets, and the entries that were ever used.
     pub fn memory_bytes(&self) -> usize {
-        let entries: usize = self.chunks.iter().map(|chunk| chunk.len()).sum();
-        entries * size_of::<Entry>()
-            + self.chunks.capacity() * size_of::<Box<[Entry]>>()
-            + self.buckets.capacity() * size_of::<u32>()
+        self.used as usize * ENTRY_BYTES + self.buckets_len * size_of::<u32>()
     }
 
     /// Takes an extent in, as if it had just been read to its end. Extents of the block that it encloses are
@@ -223,11 +206,9 @@ impl DiskIndex {
             return false;
         };
         let bucket = self.bucket(extent.block);
-        let first = std::mem::replace(&mut self.buckets[bucket], id);
-        *self.entry_mut(id) = Entry {
-            next: first,
-            ..Entry::of(&extent)
-        };
+        let next = self.head(bucket);
+        self.store(id, &Entry { extent, next });
+        self.set_head(bucket, id);
         self.len += 1;
         self.pinned += usize::from(extent.pinned);
         true
@@ -238,35 +219,41 @@ impl DiskIndex {
     pub fn look_ahead(&self, blocks: impl Iterator<Item = BlockId>) {
         let mut heads = [1u32; LOOK_AHEAD];
         for (head, block) in heads.iter_mut().zip(blocks) {
-            *head = self.buckets[self.bucket(block)];
+            *head = self.head(self.bucket(block));
         }
         if self.used > 0 {
             // Without a branch on what is being loaded: an empty bucket looks at the first entry.
-            let touched = heads.map(|head| self.entry(head.max(1)).index);
+            let touched = heads.map(|head| self.entry(head.max(1)).next);
             std::hint::black_box(touched);
         }
     }
 
     /// The block's extents, newest first.
     pub fn extents(&self, block: BlockId) -> impl Iterator<Item = Extent> + '_ {
-        self.chain(block).map(|id| self.entry(id).extent())
+        self.chain(block).map(|(_, extent)| extent)
     }
 
     /// All extents, in no particular order, the same in every process.
     #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
-        let live = |entry: &&Entry| entry.pages > 0;
-        self.chunks.iter().flatten().filter(live).map(Entry::extent)
+        let live = |extent: &Extent| extent.pages > 0;
+        (1..=self.used).map(|id| self.entry(id).extent).filter(live)
     }
 
     /// The extent that holds `page` and the most pages from there; of equals the newest.
     pub fn find(&self, block: BlockId, page: u16) -> Option<Extent> {
-        Some(self.entry(self.find_id(block, page)?).extent())
+        let mut best: Option<Extent> = None;
+        for (_, extent) in self.chain(block) {
+            if extent.covers(page) && best.is_none_or(|best| extent.end() > best.end()) {
+                best = Some(extent);
+            }
+        }
+        best
     }
 
     /// The extent that begins at this page of the block and lies at this place.
     pub fn get(&self, block: BlockId, first_page: u16, place: Place) -> Option<Extent> {
-        Some(self.entry(self.get_id(block, first_page, place)?).extent())
+        Some(self.get_id(block, first_page, place)?.1)
     }
 
     /// Removes one extent, as [`DiskIndex::get`] names it.
@@ -292,11 +279,8 @@ impl DiskIndex {
         removed: &mut impl FnMut(Extent),
     ) {
         for id in 1..=self.used {
-            if self.entry(id).pages == 0 {
-                continue;
-            }
-            let extent = self.entry(id).extent();
-            if condition(&extent) {
+            let extent = self.entry(id).extent;
+            if extent.pages > 0 && condition(&extent) {
                 self.unlink(self.bucket(extent.block), id);
                 self.release(id);
                 removed(extent);
@@ -306,77 +290,75 @@ impl DiskIndex {
 
     /// Marks an extent as hit. False when it is not there.
     pub fn set_stamp(&mut self, block: BlockId, first_page: u16, place: Place, stamp: u8) -> bool {
-        let id = self.get_id(block, first_page, place);
-        if let Some(id) = id {
-            self.entry_mut(id).stamp = stamp;
+        let found = self.get_id(block, first_page, place);
+        if let Some((id, _)) = found {
+            self.change(id, |extent| extent.stamp = stamp);
         }
-        id.is_some()
+        found.is_some()
     }
 
     /// Pins or releases every extent of the block.
     pub fn pin(&mut self, block: BlockId, pinned: bool) {
-        let mut before = 0;
-        let mut all = 0;
-        self.each_of(block, |entry| {
-            before += usize::from(entry.pinned);
-            all += 1;
-            entry.pinned = pinned;
-        });
-        let after = if pinned { all } else { 0 };
-        self.pinned = self.pinned + after - before;
+        let mut at = self.first_of(block);
+        while let Some((id, entry)) = at {
+            self.pinned = self.pinned - usize::from(entry.extent.pinned) + usize::from(pinned);
+            self.change(id, |extent| extent.pinned = pinned);
+            at = self.next_of(block, entry.next);
+        }
     }
 
     fn bucket(&self, block: BlockId) -> usize {
-        (spread(block) >> 32) as usize & (self.buckets.len() - 1)
+        (spread(block) >> 32) as usize & (self.buckets_len - 1)
     }
 
-    fn entry(&self, id: u32) -> &Entry {
-        let slot = id as usize - 1;
-        &self.chunks[slot / CHUNK][slot % CHUNK]
+    fn head(&self, bucket: usize) -> u32 {
+        u32::from_le_bytes(*self.buckets.get(bucket))
     }
 
-    fn entry_mut(&mut self, id: u32) -> &mut Entry {
-        let slot = id as usize - 1;
-        &mut self.chunks[slot / CHUNK][slot % CHUNK]
+    fn set_head(&mut self, bucket: usize, id: u32) {
+        *self.buckets.get_mut(bucket) = id.to_le_bytes();
     }
 
-    /// Entries of one block, newest first.
-    fn chain(&self, block: BlockId) -> impl Iterator<Item = u32> + '_ {
-        let first = self.buckets[self.bucket(block)];
-        let some = |id: u32| (id != 0).then_some(id);
-        std::iter::successors(some(first), move |id| some(self.entry(*id).next))
-            .filter(move |id| self.entry(*id).is_of(block))
+    fn entry(&self, id: u32) -> Entry {
+        Entry::decode(self.entries.get(id as usize - 1))
     }
 
-    fn each_of(&mut self, block: BlockId, mut change: impl FnMut(&mut Entry)) {
-        let mut id = self.buckets[self.bucket(block)];
+    fn store(&mut self, id: u32, entry: &Entry) {
+        *self.entries.get_mut(id as usize - 1) = entry.encode();
+    }
+
+    fn change(&mut self, id: u32, change: impl FnOnce(&mut Extent)) {
+        let mut entry = self.entry(id);
+        change(&mut entry.extent);
+        self.store(id, &entry);
+    }
+
+    /// The newest entry of a block.
+    fn first_of(&self, block: BlockId) -> Option<(u32, Entry)> {
+        self.next_of(block, self.head(self.bucket(block)))
+    }
+
+    /// The first entry of a block from `id` on along the chain.
+    fn next_of(&self, block: BlockId, mut id: u32) -> Option<(u32, Entry)> {
         while id != 0 {
-            let entry = self.entry_mut(id);
-            if entry.is_of(block) {
-                change(entry);
+            let entry = self.entry(id);
+            if entry.extent.block == block {
+                return Some((id, entry));
             }
             id = entry.next;
         }
+        None
     }
 
-    fn find_id(&self, block: BlockId, page: u16) -> Option<u32> {
-        let mut best = None;
-        for id in self.chain(block) {
-            let extent = self.entry(id).extent();
-            if extent.covers(page) && best.is_none_or(|(_, end)| extent.end() > end) {
-                best = Some((id, extent.end()));
-            }
-        }
-        best.map(|(id, _)| id)
+    /// Entries of one block, newest first.
+    fn chain(&self, block: BlockId) -> impl Iterator<Item = (u32, Extent)> + '_ {
+        let next = move |(_, entry): &(u32, Entry)| self.next_of(block, entry.next);
+        std::iter::successors(self.first_of(block), next).map(|(id, entry)| (id, entry.extent))
     }
 
-    fn get_id(&self, block: BlockId, first_page: u16, place: Place) -> Option<u32> {
-        self.chain(block).find(|id| {
-            let entry = self.entry(*id);
-            entry.first_page == first_page
-                && entry.region == place.region
-                && entry.region_page == place.page
-        })
+    fn get_id(&self, block: BlockId, first_page: u16, place: Place) -> Option<(u32, Extent)> {
+        self.chain(block)
+            .find(|(_, extent)| extent.first_page == first_page && extent.place == place)
     }
 
     fn remove_of_block(
@@ -387,13 +369,13 @@ impl DiskIndex {
     ) {
         let bucket = self.bucket(block);
         let mut before = 0;
-        let mut id = self.buckets[bucket];
+        let mut id = self.head(bucket);
         while id != 0 {
-            let entry = *self.entry(id);
-            if entry.is_of(block) && condition(&entry.extent()) {
+            let entry = self.entry(id);
+            if entry.extent.block == block && condition(&entry.extent) {
                 self.link(bucket, before, entry.next);
                 self.release(id);
-                removed(entry.extent());
+                removed(entry.extent);
             } else {
                 before = id;
             }
@@ -404,14 +386,17 @@ impl DiskIndex {
     /// Makes `next` follow `before`, or lead the chain when that is none.
     fn link(&mut self, bucket: usize, before: u32, next: u32) {
         match before {
-            0 => self.buckets[bucket] = next,
-            _ => self.entry_mut(before).next = next,
+            0 => self.set_head(bucket, next),
+            _ => {
+                let entry = self.entry(before);
+                self.store(before, &Entry { next, ..entry });
+            }
         }
     }
 
     fn unlink(&mut self, bucket: usize, id: u32) {
         let mut before = 0;
-        let mut at = self.buckets[bucket];
+        let mut at = self.head(bucket);
         while at != id {
             before = at;
             at = self.entry(at).next;
@@ -428,22 +413,18 @@ impl DiskIndex {
         if self.used == self.entries_max {
             return None;
         }
-        if self.used as usize == self.chunks.len() * CHUNK {
-            let left = (self.entries_max - self.used) as usize;
-            self.chunks.push(vec![FREE; left.min(CHUNK)].into());
-        }
         self.used += 1;
         Some(self.used)
     }
 
     /// Gives an entry back that no chain names any more.
     fn release(&mut self, id: u32) {
-        let free = std::mem::replace(&mut self.free, id);
-        let entry = self.entry_mut(id);
-        let pinned = usize::from(entry.pinned);
-        *entry = Entry { next: free, ..FREE };
+        let mut entry = self.entry(id);
+        self.pinned -= usize::from(entry.extent.pinned);
         self.len -= 1;
-        self.pinned -= pinned;
+        entry.extent.pages = 0;
+        entry.next = std::mem::replace(&mut self.free, id);
+        self.store(id, &entry);
     }
 }
 

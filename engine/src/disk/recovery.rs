@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use super::DeviceState;
 use super::device::Log;
-use super::index::{Extent, Place};
+use super::index::{Extent, LOOK_AHEAD, Place};
 use super::layout::{
     BatchHeader, EntryRecord, Queue, RegionHeader, Trailer, chain_of, decode_entries,
 };
@@ -341,10 +341,14 @@ impl<D: BlockDevice> Log<D> {
             _ => return,
         };
         let (core, cores) = (self.regions.core() as usize, self.regions.cores() as usize);
-        for record in &records {
-            let home = Slot::of_stripe(record.block.object, record.block.offset()).core(cores);
-            if home == core {
-                self.take_in_record(region, record, tier);
+        for some in records.chunks(LOOK_AHEAD) {
+            tier.index
+                .look_ahead(some.iter().map(|record| record.block));
+            for record in some {
+                let home = Slot::of_stripe(record.block.object, record.block.offset()).core(cores);
+                if home == core {
+                    self.take_in_record(region, record, tier);
+                }
             }
         }
     }
