@@ -27,15 +27,12 @@ use crate::identity::BlockId;
 use crate::limits::{DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, PAGE_BYTES, POLL_BUDGET};
 use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 
-/// How often the room that the log may take is looked at.
-const ALLOWANCE_EVERY: Duration = Duration::from_secs(1);
 /// After "no space" the log does not grow for this long.
 const NO_SPACE_PAUSE: Duration = Duration::from_secs(30);
 
 /// How much room the log may take.
 #[derive(Debug)]
 pub(super) struct Allowance {
-    next_look: Time,
     /// Regions that may take room.
     pub regions_max: usize,
     /// The device was full: no more regions than then, until that time.
@@ -57,6 +54,8 @@ pub(super) struct Log<D: BlockDevice> {
     pub reads: Reads,
     pub reclaim: Option<Reclaim>,
     pub recovery: Option<Recovery>,
+    /// Regions that are to be given back to the device.
+    pub discards: VecDeque<u32>,
     pub settling: bool,
     pub admission: Admission,
     /// Of the last fill's block.
@@ -96,11 +95,11 @@ impl<D: BlockDevice> Log<D> {
             flush: Flush::default(),
             reads: Reads::default(),
             reclaim: None,
+            discards: VecDeque::new(),
             settling: false,
             admission: Admission::default(),
             last_queue: None,
             allowance: Allowance {
-                next_look: Time(0),
                 regions_max: usize::MAX,
                 full: None,
             },
@@ -220,6 +219,7 @@ impl<D: BlockDevice> Log<D> {
     fn waits_for_buffers(&self) -> bool {
         self.reads.wants_tables()
             || self.reclaim.is_some()
+            || !self.discards.is_empty()
             || self.streams.iter().any(|stream| !stream.sealing.is_empty())
     }
 
@@ -264,6 +264,7 @@ impl<D: BlockDevice> Log<D> {
             (Op::RegionHeader(region), _) => self.region_header_done(now, region, result, tier),
             (Op::Tables(region), _) => self.tables_done(now, region, result, tier),
             (Op::Trailer(region), _) => self.trailer_done(now, region, result, tier),
+            (Op::Void(region), _) => self.void_done(now, region, result, tier),
             (Op::Discard(region), _) => self.discard_done(now, region, result, tier),
             (_, None) => debug_assert!(false, "a read ends with its lease"),
         }
@@ -283,7 +284,6 @@ impl<D: BlockDevice> Log<D> {
                     .full
                     .replace((cap, now + NO_SPACE_PAUSE))
                     .is_some();
-                self.allowance.next_look = now;
                 if !known {
                     tracing::warn!(
                         device = self.shared.name,
@@ -362,11 +362,8 @@ impl<D: BlockDevice> Log<D> {
         self.reclaim = None;
     }
 
+    /// Whoever changes `allowed_bytes` wakes the core: this is no more than a look at it.
     fn look_at_allowance(&mut self, now: Time) {
-        if now < self.allowance.next_look {
-            return;
-        }
-        self.allowance.next_look = now + ALLOWANCE_EVERY;
         let allowed = self.shared.allowed_bytes.load(Ordering::Relaxed);
         let all = u64::from(self.geometry.regions.max(1));
         let allowed = (allowed / u64::from(self.geometry.region_bytes)).min(all);
@@ -399,7 +396,7 @@ impl<D: BlockDevice> Log<D> {
         stats.region_bytes = u64::from(self.geometry.region_bytes);
         stats.regions = self.regions.len() as u64;
         for region in self.regions.iter() {
-            match region.state {
+            match region.state() {
                 State::Free { .. } if region.bad => stats.regions_lost += 1,
                 State::Free { .. } => stats.regions_free += 1,
                 _ => stats.used_bytes += u64::from(region.used_pages) * PAGE_BYTES as u64,

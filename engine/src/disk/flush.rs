@@ -11,6 +11,8 @@ pub(super) enum Waits {
     Tables(u32),
     /// A region whose header is written: data may follow.
     Region(u32),
+    /// A region whose header is void: it may be given back.
+    Void(u32),
     /// Nobody: the last flush before an end.
     Nobody,
 }

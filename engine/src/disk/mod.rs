@@ -67,7 +67,7 @@ pub struct DeviceShared {
     /// The log's identity, from the superblock.
     pub log: layout::LogId,
     /// Bytes that the log may occupy now; the host lowers it when the disk's other users need room
-    /// (`--free-space-ratio`), the owner cores then give regions back.
+    /// (`--free-space-ratio`) and rings the cores' doorbells; they then give regions back.
     pub allowed_bytes: AtomicU64,
     /// Generation of each region, set by its owner: what another core remembers of an older one is void.
     generations: Box<[AtomicU32]>,

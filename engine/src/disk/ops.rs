@@ -28,6 +28,8 @@ pub(super) enum Op {
     ReclaimTables,
     /// Pages of an entry that reclaim keeps: which one, and its first page.
     ReclaimRead(usize, u16),
+    /// The header of a region that is to be given back.
+    Void(u32),
     /// A region given back to the device.
     Discard(u32),
     /// Something that recovery reads.

@@ -7,6 +7,7 @@
 use std::rc::Rc;
 
 use super::device::Log;
+use super::flush::Waits;
 use super::index::Extent;
 use super::layout::{EntryRecord, Queue, decode_checksums, decode_entries};
 use super::log::Buffers;
@@ -71,7 +72,8 @@ impl<D: BlockDevice> Log<D> {
         if self.is_recovering() {
             return false;
         }
-        if self.must_shrink() && self.give_back_free() {
+        let voided = self.void_headers(buffers);
+        if voided || (self.must_shrink() && self.give_back_free()) {
             return true;
         }
         let started = self.reclaim.is_none() && self.start_reclaim(tier);
@@ -89,17 +91,56 @@ impl<D: BlockDevice> Log<D> {
     fn give_back_free(&mut self) -> bool {
         match self.regions.take_unpunched() {
             Some(region) => {
-                self.discard(region);
+                self.discard_later(region);
                 true
             }
             None => false,
         }
     }
 
-    fn discard(&mut self, region: u32) {
-        if let Some(entry) = self.regions.get_mut(region) {
-            entry.state = State::Discarding;
+    fn discard_later(&mut self, region: u32) {
+        self.regions.set_state(region, State::Discarding);
+        self.discards.push_back(region);
+    }
+
+    /// Voids the headers of regions that are to be given back: what a device gives for discarded
+    /// bytes may be anything, also the old header.
+    fn void_headers(&mut self, buffers: &mut impl Buffers) -> bool {
+        let mut some = false;
+        while let Some(region) = self.discards.front().copied() {
+            let Ok(mut lease) = buffers.lease(PAGE_BYTES) else {
+                return some;
+            };
+            self.discards.pop_front();
+            lease.bytes_mut().fill(0);
+            let bytes = buffers.freeze(lease);
+            let tag = self.ops.begin(Op::Void(region));
+            let offset_bytes = self.offset_bytes(region, 0);
+            self.submit(DeviceOp::Write {
+                tag,
+                offset_bytes,
+                bytes,
+            });
+            some = true;
         }
+        some
+    }
+
+    /// A region's header is void, or could not be made so: then it is not given back either.
+    pub fn void_done(
+        &mut self,
+        now: Time,
+        region: u32,
+        result: Result<(), DeviceError>,
+        tier: &mut Tier,
+    ) {
+        match result {
+            Ok(()) => self.flush.request(Waits::Void(region)),
+            Err(_) => self.discard_done(now, region, result, tier),
+        }
+    }
+
+    pub fn discard(&mut self, region: u32) {
         let tag = self.ops.begin(Op::Discard(region));
         self.submit(DeviceOp::Discard {
             tag,
@@ -115,7 +156,7 @@ impl<D: BlockDevice> Log<D> {
         result: Result<(), DeviceError>,
         tier: &mut Tier,
     ) {
-        self.regions.discarded(region);
+        self.regions.discarded(region, result.is_ok());
         if let Err(error) = result {
             self.stats.write_errors += 1;
             self.fault(now, error, tier);
@@ -138,9 +179,7 @@ impl<D: BlockDevice> Log<D> {
         // have kept.
         tier.ghosts.set_max(tier.index.len().max(64));
         self.stats.regions_reclaimed += 1;
-        if let Some(entry) = self.regions.get_mut(region) {
-            entry.state = State::Reclaiming;
-        }
+        self.regions.set_state(region, State::Reclaiming);
         self.reclaim = Some(Reclaim {
             region,
             step: Step::Tables,
@@ -405,7 +444,7 @@ impl<D: BlockDevice> Log<D> {
         tier.tables.forget(self.number, region);
         self.regions.release(region, false);
         if self.regions.take_partial(region) {
-            self.discard(region);
+            self.discard_later(region);
         }
         true
     }

@@ -246,13 +246,12 @@ impl<D: BlockDevice> Log<D> {
         let header =
             RegionHeader::decode(self.shared.log, bytes).filter(|header| header.region == region);
         let cores = self.regions.cores();
-        let Some(entry) = self.regions.get_mut(region) else {
-            return;
-        };
         let Some(header) = header else {
-            // Never opened, or not to be understood: free. Zeros only where nothing was written.
-            let untouched = !bytes.is_empty() && bytes.iter().all(|byte| *byte == 0);
-            entry.state = State::Free { punched: untouched };
+            // Never opened, or not to be understood: free. Zeros where nothing was written.
+            let punched = !bytes.is_empty() && bytes.iter().all(|byte| *byte == 0);
+            return self.regions.set_state(region, State::Free { punched });
+        };
+        let Some(entry) = self.regions.get_mut(region) else {
             return;
         };
         entry.generation = header.generation;
@@ -390,16 +389,9 @@ impl<D: BlockDevice> Log<D> {
 
     /// An unsealed region is appended to again; the younger of two of one queue is, the other is sealed.
     fn adopt_unsealed(&mut self, region: u32, header: &RegionHeader, walk: Walk) {
-        let state = if walk.held.records.is_empty() {
-            State::Free { punched: false }
-        } else {
-            State::Open
-        };
-        if state != State::Open {
-            if let Some(entry) = self.regions.get_mut(region) {
-                entry.state = state;
-            }
-            return;
+        if walk.held.records.is_empty() {
+            let free = State::Free { punched: false };
+            return self.regions.set_state(region, free);
         }
         self.regions.hold(region, header.queue, State::Open);
         if let Some(entry) = self.regions.get_mut(region) {

@@ -39,7 +39,7 @@ pub(super) struct Held {
 /// One region.
 #[derive(Debug)]
 pub(super) struct Region {
-    pub state: State,
+    state: State,
     pub queue: Queue,
     pub generation: u32,
     pub sequence: u64,
@@ -60,6 +60,10 @@ pub(super) struct Region {
 }
 
 impl Region {
+    pub fn state(&self) -> State {
+        self.state
+    }
+
     fn blank() -> Self {
         Self {
             state: State::Free { punched: true },
@@ -89,6 +93,8 @@ pub(super) struct Regions {
     /// Sealed and abandoned ones, oldest first.
     small: VecDeque<u32>,
     main: VecDeque<u32>,
+    /// Regions that take no room on the device.
+    punched: usize,
     /// Regions that hold something, by queue.
     holding: [usize; 2],
     /// Of the region opened last.
@@ -106,6 +112,7 @@ impl Regions {
             free: VecDeque::new(),
             small: VecDeque::new(),
             main: VecDeque::new(),
+            punched: count as usize,
             holding: [0; 2],
             sequence: incarnation,
         }
@@ -197,11 +204,11 @@ impl Regions {
             return;
         };
         let queue = entry.queue;
-        entry.state = State::Free { punched };
         entry.used_pages = 0;
         entry.entries = 0;
         entry.held = None;
         let bad = entry.bad;
+        self.set_state(region, State::Free { punched });
         self.holding[queue as usize] -= 1;
         if bad {
             return;
@@ -230,13 +237,13 @@ impl Regions {
         partial
     }
 
-    /// A free region was given back to the device.
-    pub fn discarded(&mut self, region: u32) {
-        if let Some(entry) = self.get_mut(region) {
-            entry.state = State::Free { punched: true };
-            if !entry.bad {
-                self.free.push_back(region);
-            }
+    /// A free region was given back to the device; or could not be, and is left alone until the next start.
+    pub fn discarded(&mut self, region: u32, done: bool) {
+        self.set_state(region, State::Free { punched: true });
+        match self.get_mut(region) {
+            Some(entry) if done && !entry.bad => self.free.push_back(region),
+            Some(entry) => entry.bad = true,
+            None => {}
         }
     }
 
@@ -284,15 +291,24 @@ impl Regions {
     pub fn hold(&mut self, region: u32, queue: Queue, state: State) {
         if let Some(entry) = self.get_mut(region) {
             entry.queue = queue;
-            entry.state = state;
             self.holding[queue as usize] += 1;
         }
+        self.set_state(region, state);
     }
 
     /// Regions that take room on the device.
     pub fn occupied(&self) -> usize {
-        let takes = |region: &&Region| region.state != State::Free { punched: true };
-        self.all.iter().filter(takes).count()
+        self.all.len() - self.punched
+    }
+
+    /// The only way for a region's state to change: what takes room is counted along.
+    pub fn set_state(&mut self, region: u32, state: State) {
+        let Some(entry) = self.get_mut(region) else {
+            return;
+        };
+        let takes_none = |state| usize::from(state == State::Free { punched: true });
+        let before = takes_none(std::mem::replace(&mut entry.state, state));
+        self.punched = self.punched + takes_none(state) - before;
     }
 
     pub fn next_sequence(&mut self) -> u64 {

@@ -146,6 +146,8 @@ impl<D: BlockDevice> Log<D> {
                 }
                 (Waits::Header(batch), Ok(())) => self.finish_batch(batch),
                 (Waits::Header(batch), Err(error)) => self.batch_failed(now, batch, error, tier),
+                (Waits::Void(region), Ok(())) => self.discard(region),
+                (Waits::Void(region), Err(_)) => self.discard_done(now, region, result, tier),
                 (Waits::Nobody, _) => {}
             }
         }
@@ -245,9 +247,9 @@ impl<D: BlockDevice> Log<D> {
     fn abandon(&mut self, region: u32) {
         if let Some(entry) = self.regions.get_mut(region) {
             entry.trailer = None;
-            entry.state = State::Abandoned;
-            self.regions.enqueue(region);
         }
+        self.regions.set_state(region, State::Abandoned);
+        self.regions.enqueue(region);
     }
 
     /// Writes both tables of the footer. False when there is no buffer for them now.
@@ -268,8 +270,8 @@ impl<D: BlockDevice> Log<D> {
         let trailer = self.encode_footer(region, first, &mut lease, trailer);
         let bytes = buffers.freeze(lease);
         self.stats.overhead_bytes += (bytes.len() + PAGE_BYTES) as u64;
+        self.regions.set_state(region, State::Sealing);
         if let Some(entry) = self.regions.get_mut(region) {
-            entry.state = State::Sealing;
             entry.trailer = trailer;
             entry.entry_table_page = first;
             entry.entries = entry.held.as_ref().map_or(0, |held| held.records.len()) as u32;
@@ -359,10 +361,10 @@ impl<D: BlockDevice> Log<D> {
             return self.sealing_failed(now, region, error, tier);
         }
         let pages = self.geometry.region_pages();
+        self.regions.set_state(region, State::Sealed);
         let Some(entry) = self.regions.get_mut(region) else {
             return;
         };
-        entry.state = State::Sealed;
         entry.used_pages = pages;
         let generation = entry.generation;
         if let Some(held) = entry.held.take() {

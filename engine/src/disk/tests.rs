@@ -222,7 +222,7 @@ impl Bench {
             fill_page(block, first_page + n as u32, page);
         }
         let bytes = self.buffers.0.freeze(lease);
-        let checksums = BlockSeed::of(block).checksums(first_page, &bytes).into();
+        let checksums = BlockSeed::of(block).checksums(first_page, &bytes);
         self.disk.keep(
             self.now,
             Fill {

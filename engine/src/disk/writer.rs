@@ -228,10 +228,10 @@ impl<D: BlockDevice> Log<D> {
     /// The region's header is on stable media: data may follow.
     pub fn region_opened(&mut self, region: u32) {
         let chain = self.header_of(region).chain(self.shared.log);
+        self.regions.set_state(region, State::Open);
         let Some(entry) = self.regions.get_mut(region) else {
             return;
         };
-        entry.state = State::Open;
         let (queue, generation) = (entry.queue, entry.generation);
         let stream = &mut self.streams[queue as usize];
         stream.opening = false;
