@@ -1,0 +1,398 @@
+//! The ring, and the buffers that the kernel has. The only unsafe code of this crate.
+//!
+//! What the kernel may read or write belongs to a [`Slot`], and slots leave [`Ring`] in three ways
+//! only: with the completion that ends them ([`Ring::next`]), when the kernel has provably not seen them
+//! ([`Ring::take_unsubmitted`]), or never (dropping a ring whose operations do not end leaks them).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use forebay_engine::arena::{Frozen, Lease};
+use forebay_engine::ports::DeviceTag;
+use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
+use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use slab::Slab;
+
+use crate::file::UringFile;
+use crate::fixed::FixedBuffers;
+
+/// How long a dropped ring waits for what is under way, before it leaks the buffers.
+pub(crate) const DROP_WAIT: Duration = Duration::from_secs(5);
+/// The registered file's number.
+const FILE: Fixed = Fixed(0);
+/// `BLOCK_URING_CMD_DISCARD` of `linux/blkdev.h`: number 0 of type 0x12, without argument.
+const CMD_DISCARD: u32 = 0x12 << 8;
+
+/// How a range's contents are given up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Erase {
+    /// The block device's own discard, as a command through the ring (Linux 6.12).
+    Command,
+    /// A hole: in a file, or by writing zeros without data on a block device.
+    Punch,
+}
+
+/// What the kernel is asked to do.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Read {
+        tag: DeviceTag,
+        offset_bytes: u64,
+        lease: Lease,
+    },
+    Write {
+        tag: DeviceTag,
+        offset_bytes: u64,
+        bytes: Frozen,
+    },
+    Flush {
+        tag: DeviceTag,
+    },
+    Discard {
+        tag: DeviceTag,
+        offset_bytes: u64,
+        len_bytes: u64,
+        how: Erase,
+    },
+}
+
+/// An operation and how far it has come.
+#[derive(Debug)]
+pub(crate) struct Slot {
+    pub(crate) work: Work,
+    /// Bytes of a read or write that are done: it goes on behind them.
+    pub(crate) done_bytes: usize,
+    /// Times that the kernel asked to try again.
+    pub(crate) retries: u32,
+    /// How many entries had been queued before it.
+    number: u64,
+}
+
+impl Slot {
+    pub(crate) fn new(work: Work) -> Self {
+        Self {
+            work,
+            done_bytes: 0,
+            retries: 0,
+            number: 0,
+        }
+    }
+}
+
+/// An io_uring with one registered file, used by the thread that made it: slots hold `Frozen`s, which
+/// count with `Rc`, so it is not `Send`.
+pub(crate) struct Ring {
+    uring: IoUring,
+    slots: Slab<Slot>,
+    fixed: FixedBuffers,
+    /// Entries ever queued.
+    queued: u64,
+    /// Completions are written down only when this thread asks for them.
+    deferred: bool,
+    bell: Bell,
+}
+
+/// Whether the kernel signals at an eventfd that there is something to ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Bell {
+    /// There is none.
+    None,
+    /// It does, whenever there is something new.
+    On,
+    /// It does not: this thread is at it, and will look once more before it turns the bell on.
+    Off,
+}
+
+impl std::fmt::Debug for Ring {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Ring")
+            .field("under_way", &self.slots.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    /// Room for `depth` operations, which must not exceed the entries of `uring`.
+    pub(crate) fn new(uring: IoUring, depth: usize, deferred: bool) -> Self {
+        Self {
+            uring,
+            slots: Slab::with_capacity(depth),
+            fixed: FixedBuffers::default(),
+            queued: 0,
+            deferred,
+            bell: Bell::None,
+        }
+    }
+
+    /// Signals at `eventfd` when there is something to take.
+    pub(crate) fn signal_at(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        self.uring
+            .submitter()
+            .register_eventfd(eventfd.as_raw_fd())?;
+        self.bell = Bell::On;
+        Ok(())
+    }
+
+    /// Makes `file` what all operations work on.
+    pub(crate) fn register_file(&mut self, file: &UringFile) -> io::Result<()> {
+        self.uring
+            .submitter()
+            .register_files(&[file.as_fd().as_raw_fd()])
+    }
+
+    /// Lets the kernel keep the range's pages mapped, so that no operation has to. Without effect when
+    /// it fails.
+    pub(crate) fn register_buffers(&mut self, fixed: FixedBuffers) -> io::Result<()> {
+        let pieces: Vec<libc::iovec> = fixed
+            .pieces()
+            .map(|(at, len)| libc::iovec {
+                iov_base: std::ptr::with_exposed_provenance_mut(at),
+                iov_len: len,
+            })
+            .collect();
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the kernel checks the ranges and pins the pages that are mapped there now, so they stay
+        // allocated until the ring is gone whatever becomes of the mapping. It touches them only for
+        // operations of `entry`, which name memory of a buffer that the operation's slot owns.
+        unsafe { self.uring.submitter().register_buffers(&pieces) }?;
+        self.fixed = fixed;
+        Ok(())
+    }
+
+    /// Operations whose slots are here.
+    pub(crate) fn under_way(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// Queues an operation, for the next [`Ring::submit`].
+    ///
+    /// # Errors
+    /// The slot, when the queue has no entry left.
+    pub(crate) fn push(&mut self, slot: Slot) -> Result<(), Box<Slot>> {
+        if self.uring.submission().is_full() {
+            return Err(Box::new(slot));
+        }
+        let number = self.queued;
+        let key = self.slots.insert(Slot { number, ..slot });
+        let entry = entry(&mut self.slots[key], &self.fixed).user_data(key as u64);
+        // SAFETY: the entry names memory of the buffer in `slots[key]` only (see `entry`). The slot keeps
+        // that buffer until the operation's completion was taken or the kernel never saw the entry, see
+        // the head of this module. Nobody looks into a slot meanwhile; a read's bytes are not aliased, since a lease
+        // is the sole right to them, and a write's bytes are only read, by the kernel as by others.
+        let pushed = unsafe { self.uring.submission().push(&entry) };
+        if pushed.is_err() {
+            // Checked above; the kernel has not seen the entry.
+            return Err(Box::new(self.slots.remove(key)));
+        }
+        self.queued += 1;
+        Ok(())
+    }
+
+    /// Hands everything queued to the kernel, in one system call unless it takes less than all.
+    /// What it did not take stays queued.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub(crate) fn submit(&mut self) -> io::Result<()> {
+        while !self.uring.submission().is_empty() {
+            if self.uring.submit()? == 0 {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// An operation that has ended, and what the kernel returned. Enters the kernel only when it has
+    /// completions that it has not written down yet.
+    pub(crate) fn next(&mut self) -> Option<(Slot, i32)> {
+        loop {
+            let done = self.uring.completion().next();
+            if let Some(done) = done {
+                self.hush();
+                // Each entry of ours completes once, and its key is reused only afterwards.
+                let key = usize::try_from(done.user_data()).ok()?;
+                match self.slots.try_remove(key) {
+                    Some(slot) => return Some((slot, done.result())),
+                    None => continue,
+                }
+            }
+            if self.has_unwritten() {
+                self.hush();
+                if self.get_events().is_ok() && !self.uring.completion().is_empty() {
+                    continue;
+                }
+            }
+            if self.bell != Bell::Off {
+                return None;
+            }
+            self.uring.completion().enable_eventfd();
+            self.bell = Bell::On;
+            // What came before the kernel saw the bell on must be seen below: it first marks what it has,
+            // then looks at the bell.
+            fence(Ordering::SeqCst);
+        }
+    }
+
+    /// Whether the kernel has completions that it writes down only when asked.
+    fn has_unwritten(&mut self) -> bool {
+        let queue = self.uring.submission();
+        queue.taskrun() || queue.cq_overflow()
+    }
+
+    /// Spares the kernel the signals, and the next sleep a wake-up, for what this thread is about to take.
+    /// Only with deferred completions, where the kernel marks new ones by a locked operation before it looks at the bell;
+    /// architectures whose locked operations order nothing keep the bell on.
+    fn hush(&mut self) {
+        if self.bell == Bell::On && self.deferred && cfg!(target_arch = "x86_64") {
+            self.uring.completion().disable_eventfd();
+            self.bell = Bell::Off;
+        }
+    }
+
+    /// Lets the kernel write down completions, without waiting for any.
+    fn get_events(&self) -> io::Result<usize> {
+        let submitter = self.uring.submitter();
+        // SAFETY: nothing is submitted, and no argument is passed that the kernel would read.
+        unsafe { submitter.enter::<libc::sigset_t>(0, 0, EnterFlags::GETEVENTS.bits(), None) }
+    }
+
+    /// Waits for one completion, at most `within`.
+    fn wait_event(&self, within: Duration) {
+        if !self.uring.params().is_feature_ext_arg() {
+            // Linux before 5.11 cannot wait for a time.
+            std::thread::sleep(within.min(Duration::from_millis(1)));
+            return;
+        }
+        let span = Timespec::from(within);
+        let argument = SubmitArgs::new().timespec(&span);
+        let flags = EnterFlags::GETEVENTS | EnterFlags::EXT_ARG;
+        let submitter = self.uring.submitter();
+        // SAFETY: nothing is submitted; the argument is of the type that EXT_ARG asks for, and it and the span
+        // that it points to outlive the call.
+        let _ = unsafe { submitter.enter(0, 1, flags.bits(), Some(&argument)) };
+    }
+
+    /// Takes back what the kernel has not seen, when it refuses to look. Nothing may be submitted
+    /// afterwards.
+    pub(crate) fn take_unsubmitted(&mut self) -> Vec<Slot> {
+        let unseen = self.unseen_from();
+        let keys: Vec<usize> = self
+            .slots
+            .iter()
+            .filter(|(_, slot)| slot.number >= unseen)
+            .map(|(key, _)| key)
+            .collect();
+        keys.into_iter().map(|key| self.slots.remove(key)).collect()
+    }
+
+    /// The number of the first entry that the kernel has not taken out of the queue. It takes them in
+    /// their order.
+    fn unseen_from(&mut self) -> u64 {
+        self.queued - self.uring.submission().len() as u64
+    }
+
+    /// Waits until the kernel has given back all that it has seen. False when it has not in time.
+    fn drain(&mut self, within: Duration) -> bool {
+        let deadline = Instant::now() + within;
+        let unseen = self.unseen_from();
+        loop {
+            while self.next().is_some() {}
+            if self.slots.iter().all(|(_, slot)| slot.number >= unseen) {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            self.wait_event(left);
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        if self.slots.is_empty() {
+            return;
+        }
+        // Ends what waits for a kernel worker; what a device has already begun ends by itself.
+        let _ = self
+            .uring
+            .submitter()
+            .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any().all());
+        if !self.drain(DROP_WAIT) {
+            tracing::error!(
+                "{} disk operations did not end within {DROP_WAIT:?}: their buffers are lost until the \
+                 process ends",
+                self.slots.len()
+            );
+            // The kernel may still read or write these bytes.
+            std::mem::forget(std::mem::take(&mut self.slots));
+        }
+    }
+}
+
+/// The entry for what is left of a slot's operation. It names memory of the slot's own buffer only.
+fn entry(slot: &mut Slot, fixed: &FixedBuffers) -> squeue::Entry {
+    let done = slot.done_bytes;
+    match &mut slot.work {
+        Work::Read {
+            offset_bytes,
+            lease,
+            ..
+        } => {
+            let rest = &mut lease.bytes_mut()[done..];
+            let (at, len) = (rest.as_mut_ptr(), rest.len() as u32);
+            let offset = *offset_bytes + done as u64;
+            match fixed.index(at.addr(), rest.len()) {
+                Some(index) => opcode::ReadFixed::new(FILE, at, len, index)
+                    .offset(offset)
+                    .build(),
+                None => opcode::Read::new(FILE, at, len).offset(offset).build(),
+            }
+        }
+        Work::Write {
+            offset_bytes,
+            bytes,
+            ..
+        } => {
+            let rest = &bytes[done..];
+            let (at, len) = (rest.as_ptr(), rest.len() as u32);
+            let offset = *offset_bytes + done as u64;
+            match fixed.index(at.addr(), rest.len()) {
+                Some(index) => opcode::WriteFixed::new(FILE, at, len, index)
+                    .offset(offset)
+                    .build(),
+                None => opcode::Write::new(FILE, at, len).offset(offset).build(),
+            }
+        }
+        Work::Flush { .. } => opcode::Fsync::new(FILE).flags(FsyncFlags::DATASYNC).build(),
+        Work::Discard {
+            offset_bytes,
+            len_bytes,
+            how,
+            ..
+        } => erase(*how, *offset_bytes, *len_bytes),
+    }
+}
+
+fn erase(how: Erase, offset_bytes: u64, len_bytes: u64) -> squeue::Entry {
+    match how {
+        Erase::Punch => opcode::Fallocate::new(FILE, len_bytes)
+            .offset(offset_bytes)
+            .mode(libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE)
+            .build(),
+        Erase::Command => {
+            // The command's length lies where other operations have their third address.
+            let mut argument = [0u8; 16];
+            argument[..8].copy_from_slice(&len_bytes.to_ne_bytes());
+            opcode::UringCmd16::new(FILE, CMD_DISCARD)
+                .addr(Some(offset_bytes))
+                .cmd(argument)
+                .build()
+        }
+    }
+}
