@@ -9,7 +9,7 @@ use forebay_engine::identity::Bucket;
 use forebay_origin_s3::{OriginConfig, OriginS3Runtime};
 
 use crate::args::{EngineArgs, OriginArgs};
-use crate::host::{Engine, EngineConfig};
+use crate::host::{DiskSource, Engine, EngineConfig};
 
 /// A running engine and its origin.
 #[derive(Debug)]
@@ -33,6 +33,7 @@ pub fn engine_config(args: &EngineArgs) -> Result<EngineConfig> {
         memory_bytes,
         args.poll,
         args.io_timeout,
+        false,
     )
 }
 
@@ -48,7 +49,7 @@ impl<R: Reply> Assembly<R> {
             OriginS3Runtime::start(origin_config(origin, gets_max), Arc::new(config.clock))?;
         let origin = Arc::new(origin);
         let for_cores = origin.clone();
-        let engine = Engine::start(config, move |seat| {
+        let engine = Engine::start(config, Vec::<DiskSource>::new(), move |seat| {
             Ok(for_cores.handle_for_core(seat.doorbell))
         })
         .context("cannot start the engine")?;

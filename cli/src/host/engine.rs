@@ -6,20 +6,22 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::arena::Arena;
 use forebay_engine::client::{Client, Reply, Request};
 use forebay_engine::core::{Core, CoreConfig, Parts};
-use forebay_engine::disk::Disk;
+use forebay_engine::disk::{Disk, DiskConfig};
 use forebay_engine::errors::ReadError;
+use forebay_engine::limits::{DEVICE_READ_MS_MAX, DISK_WRITE_SHARE};
 use forebay_engine::ports::{Full, NoTransport, Origin, Solo};
 use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
 use super::clock::MonotonicClock;
 use super::cores::{CorePlan, CoresArg, Machine, Poll, Spin};
+use super::disks::{DiskPlace, Disks};
 use super::memory::{MemoryPlan, default_memory_bytes};
 use super::parker::{EventParker, Park};
 use super::platform::HostPlatform;
@@ -39,6 +41,8 @@ pub struct EngineConfig {
     pub memory: MemoryPlan,
     /// `--io-timeout`: every request's span from asking to its deadline.
     pub io_timeout: Duration,
+    /// Whether pages read from disks are checked. Off only to measure what it costs.
+    pub verify_disks: bool,
     /// The clock of cores and origin.
     pub clock: MonotonicClock,
     /// What ends the process when a core panics.
@@ -56,8 +60,8 @@ impl std::fmt::Debug for EngineConfig {
 }
 
 impl EngineConfig {
-    /// Chooses for this machine; `None` takes the documented defaults. A core's panic aborts the
-    /// process.
+    /// Chooses for this machine; `None` takes the documented defaults. `disks` tells whether there will be
+    /// any, for the division of memory. A core's panic aborts the process.
     ///
     /// # Errors
     /// When the machine lacks what is asked for.
@@ -66,11 +70,12 @@ impl EngineConfig {
         memory_bytes: Option<u64>,
         poll: Poll,
         io_timeout: Duration,
+        disks: bool,
     ) -> Result<Self> {
         let machine = Machine::read()?;
         let cores = CorePlan::new(cores, poll, &machine)?;
         let memory_bytes = memory_bytes.unwrap_or_else(|| default_memory_bytes(&machine));
-        let memory = MemoryPlan::new(memory_bytes, cores.cores())?;
+        let memory = MemoryPlan::new(memory_bytes, cores.cores(), disks)?;
         let core_death: CoreDeath = Arc::new(|message| {
             eprintln!("forebay: {message}");
             std::process::abort();
@@ -80,6 +85,7 @@ impl EngineConfig {
             cores,
             memory,
             io_timeout,
+            verify_disks: true,
             clock,
             core_death,
         })
@@ -115,28 +121,36 @@ impl<R: Reply> std::fmt::Debug for Engine<R> {
 }
 
 /// What every core's thread shares.
-struct Shared<F> {
+struct Shared<F, D> {
     config: EngineConfig,
+    /// Nanoseconds since 1970 when the engine started.
+    incarnation: u64,
     stop: Arc<AtomicBool>,
     make_origin: F,
+    disks: D,
 }
 
 impl<R: Reply> Engine<R> {
     /// Starts the cores, each on a thread `core-N` pinned as planned. `make_origin` is called
-    /// once on each of them.
+    /// once on each of them, and `disks` (a `Vec` of `DiskSource`, which may be empty) is asked for its
+    /// queue pairs.
     ///
     /// # Errors
-    /// When a thread cannot be started or pinned, its arena not be mapped, its origin not be made.
-    pub fn start<O, F>(config: EngineConfig, make_origin: F) -> Result<Self>
+    /// When a thread cannot be started or pinned, its arena not be mapped, its origin or a queue pair not
+    /// be made.
+    pub fn start<O, F, D>(config: EngineConfig, disks: D, make_origin: F) -> Result<Self>
     where
         O: Origin + 'static,
         F: Fn(OriginSeat) -> Result<O> + Send + Sync + 'static,
+        D: Disks,
     {
         let stop = Arc::new(AtomicBool::new(false));
         let shared = Arc::new(Shared {
             config: config.clone(),
+            incarnation: incarnation(),
             stop: stop.clone(),
             make_origin,
+            disks,
         });
         let mut rings = Vec::new();
         let mut threads = Vec::new();
@@ -249,10 +263,16 @@ fn refuse<R: Reply>(request: Request<R>) {
 
 type Started = mpsc::Sender<Result<()>>;
 
+/// Larger in each run than in the one before, as far as the machine's clock is.
+fn incarnation() -> u64 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Everything that one core's thread does.
-fn core_thread<R, O, F>(
+fn core_thread<R, O, F, D>(
     core: usize,
-    shared: &Shared<F>,
+    shared: &Shared<F, D>,
     ring: Arc<CoreRing<R>>,
     mut parker: EventParker,
     started: Started,
@@ -260,8 +280,10 @@ fn core_thread<R, O, F>(
     R: Reply,
     O: Origin + 'static,
     F: Fn(OriginSeat) -> Result<O>,
+    D: Disks,
 {
-    let built = pin(core, &shared.config.cores).and_then(|()| build(core, shared, ring.clone()));
+    let built =
+        pin(core, &shared.config.cores).and_then(|()| build(core, shared, ring.clone(), &parker));
     let mut built = match built {
         Ok(built) => {
             let _ = started.send(Ok(()));
@@ -303,15 +325,17 @@ fn pin(core: usize, plan: &CorePlan) -> Result<()> {
 
 /// Builds a core on its own thread: its buffers count with `Rc`, and its pages shall come from
 /// the CPU's own memory node.
-fn build<R, O, F>(
+fn build<R, O, F, D>(
     core: usize,
-    shared: &Shared<F>,
+    shared: &Shared<F, D>,
     ring: Arc<CoreRing<R>>,
-) -> Result<Core<HostPlatform<R, O>>>
+    parker: &EventParker,
+) -> Result<Core<HostPlatform<R, O, D::Device>>>
 where
     R: Reply,
     O: Origin + 'static,
     F: Fn(OriginSeat) -> Result<O>,
+    D: Disks,
 {
     let config = &shared.config;
     let cores = config.cores.cores();
@@ -327,7 +351,7 @@ where
     let origin = (shared.make_origin)(seat)
         .with_context(|| format!("cannot start the origin's client for engine core {core}"))?;
     let parts = Parts {
-        disk: Disk::absent(),
+        disk: disk(core, shared, &arena, parker)?,
         transport: NoTransport::default(),
         origin,
         membership: Solo,
@@ -342,6 +366,37 @@ where
             core,
             cores,
             io_timeout: config.io_timeout,
+        },
+    ))
+}
+
+/// A core's part of the disk tier.
+fn disk<F, D: Disks>(
+    core: usize,
+    shared: &Shared<F, D>,
+    arena: &Arena,
+    parker: &EventParker,
+) -> Result<Disk<D::Device>> {
+    let seats = shared.disks.seats(&DiskPlace {
+        core,
+        arena_addresses: arena.addresses(),
+        wake: parker.event(),
+    })?;
+    if seats.is_empty() {
+        return Ok(Disk::absent());
+    }
+    let (memory, cores) = (&shared.config.memory, shared.config.cores.cores());
+    Ok(Disk::new(
+        seats,
+        DiskConfig {
+            core,
+            cores,
+            entries_max: memory.disk_entries_per_core(cores),
+            tables_bytes_max: memory.disk_tables_bytes_per_core(cores),
+            write_bytes_max: arena.capacity_bytes() / DISK_WRITE_SHARE,
+            incarnation: shared.incarnation,
+            read_timeout: Duration::from_millis(DEVICE_READ_MS_MAX),
+            verify: shared.config.verify_disks,
         },
     ))
 }
@@ -376,6 +431,7 @@ mod tests {
     use forebay_engine::identity::{Bucket, ObjectVersion, Validator};
     use forebay_engine::ports::{OriginEvent, OriginOp, OriginTag};
 
+    use super::super::disks::DiskSource;
     use super::*;
 
     /// What a made-up origin does with every GET.
@@ -447,12 +503,17 @@ mod tests {
             Some(2 << 30),
             Poll::Auto,
             Duration::from_secs(20),
+            false,
         )
         .unwrap()
     }
 
+    fn no_disks() -> Vec<DiskSource> {
+        Vec::new()
+    }
+
     fn engine(config: EngineConfig, does: Does) -> Engine<Channel> {
-        Engine::start(config, move |_| {
+        Engine::start(config, no_disks(), move |_| {
             Ok(MadeUp {
                 does,
                 events: Default::default(),
@@ -537,7 +598,7 @@ mod tests {
 
     #[test]
     fn an_origin_that_cannot_be_made_is_told() {
-        let made = Engine::<Channel>::start(config(2), |seat| match seat.core {
+        let made = Engine::<Channel>::start(config(2), no_disks(), |seat| match seat.core {
             0 => Ok(MadeUp {
                 does: Does::Nothing,
                 events: Default::default(),

@@ -7,6 +7,7 @@
 //! | [`run`] | the loop of one core's thread: turn, spin briefly, sleep |
 //! | [`parker`] | the one wait of a core's thread |
 //! | [`cores`] | which CPUs, and whether cores may spin there |
+//! | [`disks`] | the disks, and each core's queue pairs on them |
 //! | [`memory`] | how `--memory` is divided |
 //! | [`cgroup`] | what control groups leave of the machine |
 //! | [`clock`], [`rng`], [`platform`] | the ports that the host implements itself, and the bundle |
@@ -14,6 +15,7 @@
 pub mod cgroup;
 pub mod clock;
 pub mod cores;
+pub mod disks;
 pub mod engine;
 pub mod memory;
 pub mod parker;
@@ -23,6 +25,7 @@ pub mod run;
 
 pub use clock::MonotonicClock;
 pub use cores::{CorePlan, CoresArg, Machine, Poll};
+pub use disks::{DiskPlace, DiskSource, Disks};
 pub use engine::{Engine, EngineConfig, OriginSeat, core_stats};
 pub use memory::MemoryPlan;
 pub use platform::HostPlatform;

@@ -1,7 +1,7 @@
 //! How a core's thread waits: one wait for everything that may wake it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 use std::time::Duration;
@@ -54,6 +54,12 @@ impl EventParker {
             event: Arc::new(Event(event)),
             watched: Vec::new(),
         })
+    }
+
+    /// What the waker signals at. Adapters whose completions the kernel signals at an eventfd use the same
+    /// one: a park drains it, and waits for one descriptor.
+    pub fn event(&self) -> BorrowedFd<'_> {
+        self.event.0.as_fd()
     }
 
     /// Also wakes when `fd` is readable. Its owner must drain it before the next park.

@@ -3,18 +3,24 @@
 use std::marker::PhantomData;
 
 use forebay_engine::client::Reply;
-use forebay_engine::ports::{NoDevice, NoTransport, Origin, Platform, Solo};
+use forebay_engine::ports::{BlockDevice, NoTransport, Origin, Platform, Solo};
+use forebay_nvme_uring::UringDevice;
 
 use super::clock::MonotonicClock;
 use super::rng::SplitMix;
 
-/// A node on its own, without a disk: `O` is its origin (in production `S3Origin`), `R` answers
-/// its readers.
+/// A node on its own: `O` is its origin (in production `S3Origin`), `R` answers its readers, `D` is
+/// its disks' queue pairs.
 #[derive(Debug)]
-pub struct HostPlatform<R, O>(PhantomData<fn(R, O)>);
+pub struct HostPlatform<R, O, D = UringDevice>(PhantomData<fn(R, O, D)>);
 
-impl<R: Reply, O: Origin + 'static> Platform for HostPlatform<R, O> {
-    type Device = NoDevice;
+impl<R, O, D> Platform for HostPlatform<R, O, D>
+where
+    R: Reply,
+    O: Origin + 'static,
+    D: BlockDevice + 'static,
+{
+    type Device = D;
     type Transport = NoTransport;
     type Origin = O;
     type Membership = Solo;

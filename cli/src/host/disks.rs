@@ -1,0 +1,69 @@
+//! The disks of the engine, and each core's queue pairs on them.
+
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use forebay_engine::disk::{DeviceSeat, DeviceShared};
+use forebay_engine::ports::BlockDevice;
+use forebay_nvme_uring::{UringDevice, UringFile};
+
+/// Operations that one core has under way on one disk. Enough for the fastest drives when only one
+/// core reads.
+const QUEUE_DEPTH: usize = 256;
+
+/// A disk, opened and known to hold a log of ours.
+#[derive(Clone, Debug)]
+pub struct DiskSource {
+    /// The file or block device.
+    pub file: Arc<UringFile>,
+    /// What the cores share about it.
+    pub shared: Arc<DeviceShared>,
+}
+
+/// Where a core's queue pairs will live.
+#[derive(Clone, Debug)]
+pub struct DiskPlace<'a> {
+    /// Which core, from 0.
+    pub core: usize,
+    /// The core's buffers, for registration.
+    pub arena_addresses: Range<usize>,
+    /// Signalled by the queue pairs when there is something to poll.
+    pub wake: BorrowedFd<'a>,
+}
+
+/// Disks that cores can have queue pairs on. Tests put faulty ones in between.
+pub trait Disks: Send + Sync + 'static {
+    /// A queue pair.
+    type Device: BlockDevice + 'static;
+
+    /// A core's queue pairs, one for each disk; called on the core's thread.
+    ///
+    /// # Errors
+    /// When a queue pair cannot be made.
+    fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<Self::Device>>>;
+}
+
+impl Disks for Vec<DiskSource> {
+    type Device = UringDevice;
+
+    fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<UringDevice>>> {
+        let seat = |disk: &DiskSource| {
+            let mut device = disk
+                .file
+                .queue_pair(place.arena_addresses.clone(), QUEUE_DEPTH)?;
+            device.signal_at(place.wake).with_context(|| {
+                format!(
+                    "cannot wake engine core {} for {}",
+                    place.core, disk.shared.name
+                )
+            })?;
+            Ok(DeviceSeat {
+                device,
+                shared: disk.shared.clone(),
+            })
+        };
+        self.iter().map(seat).collect()
+    }
+}
