@@ -160,7 +160,7 @@ pub(super) struct Block {
     pub in_flight: Mask,
     /// Handed to the disk tier and not on disk yet: it holds their buffers, evicting them would free
     /// nothing.
-    pub saving: Mask,
+    saving: Mask,
     /// Dropped since their checksum failed; fetched again with that reason.
     pub spoiled: Mask,
     /// Fills and loads that promise something.
@@ -236,6 +236,19 @@ impl Block {
         }
     }
 
+    /// What these present sub-blocks take of the arena; of a chunk, each the same share.
+    fn footprint_of(&self, mut of: Mask) -> usize {
+        let mut bytes = 0;
+        while of != 0 {
+            let piece = self.piece_at(of.trailing_zeros() as usize);
+            bytes += piece.map_or(0, |piece| {
+                piece.bytes.footprint_bytes() / piece.mask().count_ones() as usize
+            });
+            of &= of - 1;
+        }
+        bytes
+    }
+
     /// Whether nothing is cached, promised or waited for.
     fn is_idle(&self) -> bool {
         self.present == 0 && self.in_flight == 0 && self.waiters.is_empty()
@@ -302,6 +315,8 @@ pub(super) struct Index {
     pub evictions: u64,
     /// How often cached bytes came or went.
     pub changes: u64,
+    /// Bytes of the arena in pieces that are on their way to disk.
+    pub saving_bytes: usize,
 }
 
 impl Index {
@@ -314,6 +329,7 @@ impl Index {
             entries_max: (arena_bytes / INDEX_SHARE / INDEX_ENTRY_BYTES).max(64),
             evictions: 0,
             changes: 0,
+            saving_bytes: 0,
         }
     }
 
@@ -423,11 +439,26 @@ impl Index {
         }
     }
 
+    /// Sub-blocks are on their way to disk.
+    pub fn set_saving(&mut self, key: BlockKey, of: Mask) {
+        let block = &mut self.blocks[key];
+        let new = of & block.present & !block.saving;
+        block.saving |= new;
+        self.saving_bytes += block.footprint_of(new);
+    }
+
+    /// Sub-blocks are no longer on their way to disk.
+    fn clear_saving(&mut self, key: BlockKey, of: Mask) {
+        let block = &mut self.blocks[key];
+        self.saving_bytes -= block.footprint_of(of & block.saving);
+        block.saving &= !of;
+    }
+
     /// The disk tier needs the memory copy of these pages no more.
     pub fn settled(&mut self, id: BlockId, pages: Range<usize>) {
         if let Some(key) = self.find(id) {
             let start = pages.start * PAGE_BYTES;
-            self.blocks[key].saving &= !mask_of_bytes(start, pages.end * PAGE_BYTES);
+            self.clear_saving(key, mask_of_bytes(start, pages.end * PAGE_BYTES));
         }
     }
 
@@ -445,6 +476,8 @@ impl Index {
     /// Takes out the piece that holds sub-block `sub`; returns the sub-blocks that are gone. The
     /// queues' account is the caller's.
     fn take_piece(&mut self, key: BlockKey, sub: usize) -> Mask {
+        let holds = self.blocks[key].piece_at(sub).map_or(0, Piece::mask);
+        self.clear_saving(key, holds);
         let block = &mut self.blocks[key];
         let chunk = &mut block.chunks[sub / SUB_BLOCKS_PER_CHUNK];
         let taken = match chunk {
@@ -457,7 +490,6 @@ impl Index {
         };
         let Some(piece) = taken else { return 0 };
         block.present &= !piece.mask();
-        block.saving &= !piece.mask();
         block.footprint_bytes -= piece.bytes.footprint_bytes();
         piece.mask()
     }

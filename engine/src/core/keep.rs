@@ -5,7 +5,7 @@ use super::Core;
 use super::index::{Block, Piece, mask_of_bytes};
 use crate::disk::Fill;
 use crate::identity::BlockId;
-use crate::limits::{CHUNK_BYTES, PAGE_BYTES, PAGES_PER_SUB_BLOCK};
+use crate::limits::{CHUNK_BYTES, DISK_WRITE_SHARE, PAGE_BYTES, PAGES_PER_SUB_BLOCK};
 use crate::ports::{Platform, Time};
 
 impl Piece {
@@ -75,14 +75,19 @@ impl<P: Platform> Core<P> {
     }
 
     fn hand_over(&mut self, now: Time, fill: Fill) {
-        let id = fill.block;
+        let (id, len_bytes) = (fill.block, fill.bytes.len());
         let start = fill.first_page as usize * PAGE_BYTES;
-        let of = mask_of_bytes(start, start + fill.bytes.len());
-        if self.parts.disk.keep(now, fill)
+        let of = mask_of_bytes(start, start + len_bytes);
+        // By what their buffers take, not by their bytes: a buffer on its way to disk cannot be evicted,
+        // and the disk tier needs some for its own work.
+        let wanted = self.index.saving_bytes + fill.bytes.footprint_bytes();
+        if wanted > self.parts.arena.capacity_bytes() / DISK_WRITE_SHARE {
+            self.keeps_refused.0 += 1;
+            self.keeps_refused.1 += len_bytes as u64;
+        } else if self.parts.disk.keep(now, fill)
             && let Some(key) = self.index.find(id)
         {
-            let block = self.index.block_mut(key);
-            block.saving |= of & block.present;
+            self.index.set_saving(key, of);
         }
     }
 }

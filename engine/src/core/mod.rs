@@ -33,8 +33,6 @@ mod retry;
 mod s3fifo;
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-use tests::fake_disk::Disk;
 mod timers;
 
 use std::collections::VecDeque;
@@ -54,7 +52,6 @@ use timers::{Due, Timers};
 
 use crate::arena::{Arena, Share};
 use crate::client::{PrefetchRequest, Request};
-#[cfg(not(test))]
 use crate::disk::Disk;
 use crate::limits::{
     ATTEMPTS_PER_DEADLINE, DISK_ARENA_SHARE, METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET,
@@ -150,6 +147,8 @@ pub struct Core<P: Platform> {
     hold_until: Option<Time>,
     /// See [`memory::DiskBuffers`].
     evict_for_disk_after: Time,
+    /// Fills, and their bytes, that were not handed to the disk tier for want of memory.
+    keeps_refused: (u64, u64),
     lookups: Lookups,
     timers: Timers,
     tags: StableMap<u64, Tagged>,
@@ -190,6 +189,7 @@ impl<P: Platform> Core<P> {
             held: VecDeque::new(),
             hold_until: None,
             evict_for_disk_after: Time::default(),
+            keeps_refused: (0, 0),
             lookups: Lookups::default(),
             timers: Timers::default(),
             tags: StableMap::default(),
@@ -273,6 +273,10 @@ impl<P: Platform> Core<P> {
         stats.evictions = self.index.evictions;
         stats.blocks = self.index.len() as u64;
         stats.disk = self.parts.disk.stats();
+        if let Some(device) = stats.disk.devices.first_mut() {
+            device.fills_dropped += self.keeps_refused.0;
+            device.dropped_bytes += self.keeps_refused.1;
+        }
         stats.memory_bytes = self.parts.arena.capacity_bytes() as u64;
         stats.memory_used_bytes = self.parts.arena.frozen_bytes() as u64;
         stats.memory_in_flight_bytes = self.parts.arena.in_flight_bytes() as u64;

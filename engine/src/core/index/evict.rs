@@ -122,11 +122,11 @@ impl Index {
     /// Empties a block that was taken out of its queue; returns the bytes that came free.
     fn remove_contents(&mut self, key: BlockKey) -> usize {
         self.changes += 1;
+        self.clear_saving(key, Mask::MAX);
         let block = &mut self.blocks[key];
         let freed = std::mem::take(&mut block.footprint_bytes);
         block.place = Where::Nowhere;
         block.chunks = Default::default();
-        block.saving = 0;
         block.touched = 0;
         block.hits = 0;
         if std::mem::take(&mut block.present) != 0 {

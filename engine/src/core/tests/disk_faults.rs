@@ -1,0 +1,288 @@
+//! Disks that fail, lie, hang, fill up, or take long to recover: right bytes from the next source.
+
+use super::disk::{ARENA, OBJECT, TestMedia, bench_with, media, take_reads};
+use super::mem_device::Media;
+use super::*;
+use crate::limits::{BATCH_DELAY_MS, DEVICE_READ_MS_MAX, PAGE_BYTES};
+
+#[test]
+fn a_device_that_is_full_answers_all_direct_reads_in_turn() {
+    let (mut bench, media) = bench_with(&[(MIB, MIB)]);
+    media.borrow_mut().queue_max = 3;
+    let at = |n: u64| MIB + n * 68 * KIB;
+    let outcomes: Vec<_> = (0..15).map(|n| bench.read(at(n), 4 * KIB, 0)).collect();
+    bench.turn();
+    for (n, outcome) in (0..).zip(&outcomes) {
+        expect_bytes(outcome, at(n), 4 * KIB);
+    }
+    assert_eq!(take_reads(&media), [PAGE_BYTES; 15]);
+    assert_eq!(bench.core.directs.due_at(), Time::NEVER);
+}
+
+#[test]
+fn a_device_that_is_full_brings_all_loads_in_turn() {
+    let (mut bench, media) = bench_with(&[(0, MIB), (4 * MIB, MIB)]);
+    media.borrow_mut().queue_max = 2;
+    let one = bench.read(64 * KIB, 900 * KIB, 0);
+    let two = bench.read(4 * MIB, MIB, 0);
+    bench.turn();
+    expect_bytes(&one, 64 * KIB, 900 * KIB);
+    expect_bytes(&two, 4 * MIB, MIB);
+    assert_eq!(
+        take_reads(&media).iter().sum::<usize>() as u64,
+        (15 + 16) * 64 * KIB
+    );
+    assert_eq!(bench.core.loads.len(), 0);
+}
+
+#[test]
+fn a_direct_read_ends_by_its_deadline_whatever_the_device_does() {
+    let (mut bench, media) = bench_with(&[(0, MIB)]);
+    media.borrow_mut().hold_reads = true;
+    let soon = Duration::from_millis(DEVICE_READ_MS_MAX / 2);
+    let outcome = bench.read(0, 4 * KIB, 0);
+    let Some(Request::Read(mut request)) = bench.ring.pop() else {
+        panic!("the read")
+    };
+    request.deadline = request.submitted + soon;
+    let deadline = request.deadline;
+    bench.ring.push(Request::Read(request)).unwrap();
+    assert!(bench.core.turn(Budget::default()).wake_at <= deadline);
+    bench.pass(soon);
+    assert_eq!(*outcome.lock(), [Err(ReadError::Deadline)]);
+    assert_eq!(bench.core.directs.due_at(), Time::NEVER);
+    bench.pass(2 * soon);
+    media.borrow_mut().hold_reads = false;
+    bench.turn();
+    assert_eq!(outcome.lock().len(), 1);
+    assert!(bench.core.is_quiet());
+    assert_eq!(bench.core.arena().in_flight_bytes(), 0);
+}
+
+/// What a page of a range of the object is filled with.
+fn contents(offset: u64, len: u64) -> Vec<u8> {
+    (offset..offset + len).map(byte_at).collect()
+}
+
+/// Reads, twice at a time, what the disk has and cannot give: each sub-block comes from the origin
+/// once, booked as `reason`.
+fn expect_from_origin(spoil: impl Fn(&mut Media), reason: Reason) {
+    for (offset, len) in [
+        (2 * MIB, MIB),
+        (2 * MIB + 4 * KIB, 4 * KIB),
+        (3 * MIB - 32 * KIB, 64 * KIB),
+        (0, 200 * KIB),
+    ] {
+        let (mut bench, media) = bench_with(&[(0, MIB), (2 * MIB, MIB), (3 * MIB, MIB)]);
+        let before = bench.core.stats();
+        spoil(&mut media.borrow_mut());
+        let (one, two) = (bench.read(offset, len, 0), bench.read(offset, len, 0));
+        bench.turn();
+        bench.pass(Duration::from_millis(DEVICE_READ_MS_MAX));
+        media.borrow_mut().hold_reads = false;
+        bench.serve_all();
+        expect_bytes(&one, offset, len);
+        expect_bytes(&two, offset, len);
+        let after = bench.core.stats();
+        let subs = (offset + len).div_ceil(64 * KIB) - offset / (64 * KIB);
+        let again = after.ledger.total_bytes() - before.ledger.total_bytes();
+        assert_eq!(again, subs * 64 * KIB, "each sub-block once");
+        assert_eq!(after.ledger.bytes(reason), subs * 64 * KIB);
+        assert_eq!(after.misses - before.misses, 2, "{offset} {len}");
+        assert_eq!(after.disk_hits, 0);
+        assert_eq!(bench.core.arena().in_flight_bytes(), 0);
+        bench.get(offset, len);
+        assert_eq!(
+            bench.core.stats().ledger.total_bytes(),
+            after.ledger.total_bytes()
+        );
+    }
+}
+
+#[test]
+fn wrong_pages_on_disk_come_from_the_origin() {
+    let flip = |media: &mut Media| {
+        let is = [
+            contents(0, MIB),
+            contents(2 * MIB, MIB),
+            contents(3 * MIB, MIB),
+        ]
+        .concat();
+        assert_eq!(media.flip_pages(&is), 3 * 256);
+    };
+    expect_from_origin(flip, Reason::Checksum);
+}
+
+#[test]
+fn what_the_device_cannot_read_comes_from_the_origin() {
+    let fail = |media: &mut Media| media.read_error = Some(DeviceError::Media);
+    expect_from_origin(fail, Reason::Evicted);
+}
+
+#[test]
+fn what_the_device_takes_too_long_for_comes_from_the_origin() {
+    expect_from_origin(|media| media.hold_reads = true, Reason::Evicted);
+}
+
+#[test]
+fn a_device_that_vanished_costs_nothing_but_speed() {
+    expect_from_origin(|media| media.gone = true, Reason::Evicted);
+}
+
+#[test]
+fn a_device_that_vanishes_while_fills_are_written_lets_go_of_memory() {
+    let (mut bench, media) = bench_with(&[]);
+    bench.get(0, MIB);
+    media.borrow_mut().gone = true;
+    bench.get(8 * MIB, MIB);
+    bench.settle();
+    bench.evict_all();
+    assert_eq!(
+        bench.core.index.len(),
+        0,
+        "nothing is held for a device that is gone"
+    );
+    bench.get(0, MIB);
+    bench.get(8 * MIB, MIB);
+}
+
+#[test]
+fn reads_are_held_while_the_disk_recovers_but_not_for_ever() {
+    for ends in [true, false] {
+        let (mut first, media) = bench_with(&[(0, MIB)]);
+        first.ring.push(Request::Shutdown).unwrap();
+        first.turn();
+        media.borrow_mut().hold_reads = true;
+        let mut bench = Bench::starting_on(&media, ARENA, OBJECT);
+        let outcome = bench.read(0, MIB, 0);
+        let other = bench.read(128 * MIB, MIB, 0);
+        let asked = Arc::new(Mutex::new(0));
+        let count = asked.clone();
+        let request = crate::client::StatsRequest {
+            reply: Box::new(move |stats| *count.lock() += stats.reads_waiting),
+        };
+        bench.ring.push(Request::Stats(request)).unwrap();
+        bench.turn();
+        assert_eq!(*asked.lock(), 2, "counters are told meanwhile");
+        assert!(bench.gets().is_empty() && !bench.core.is_quiet());
+        assert!(bench.core.turn(Budget::default()).wake_at <= Time::default() + TIMEOUT / 3);
+        if ends {
+            media.borrow_mut().hold_reads = false;
+            bench.turn();
+            assert_eq!(bench.gets(), [(128 * MIB, MIB)], "the other is on disk");
+        } else {
+            bench.pass(TIMEOUT / 3);
+            assert_eq!(bench.gets(), [(0, MIB), (128 * MIB, MIB)], "not for ever");
+        }
+        bench.serve_all();
+        expect_bytes(&outcome, 0, MIB);
+        expect_bytes(&other, 128 * MIB, MIB);
+    }
+}
+
+#[test]
+fn a_shutdown_during_recovery_answers_what_was_held() {
+    let media: TestMedia = media();
+    media.borrow_mut().hold_reads = true;
+    let mut bench = Bench::starting_on(&media, ARENA, OBJECT);
+    let outcome = bench.read(0, MIB, 0);
+    bench.turn();
+    assert!(outcome.lock().is_empty());
+    bench.ring.push(Request::Shutdown).unwrap();
+    bench.turn();
+    assert_eq!(*outcome.lock(), [Err(ReadError::Shutdown)]);
+}
+
+#[test]
+fn a_shutdown_answers_direct_reads_and_loads_under_way() {
+    let (mut bench, media) = bench_with(&[(0, MIB), (4 * MIB, MIB)]);
+    media.borrow_mut().hold_reads = true;
+    let outcomes = [bench.read(0, 4 * KIB, 0), bench.read(4 * MIB, MIB, 0)];
+    bench.turn();
+    bench.ring.push(Request::Shutdown).unwrap();
+    bench.turn();
+    for outcome in &outcomes {
+        assert_eq!(*outcome.lock(), [Err(ReadError::Shutdown)]);
+    }
+    media.borrow_mut().hold_reads = false;
+    bench.turn();
+    assert!(bench.core.is_quiet());
+    assert_eq!(bench.core.arena().in_flight_bytes(), 0);
+}
+
+/// Readers of all kinds on a disk whose faults come and go: every answer is right or an error that a
+/// deadline explains, and in the end nothing is left.
+#[test]
+fn random_reads_over_random_faults_are_right() {
+    for seed in 0..12u64 {
+        let media = media();
+        let mut bench = Bench::with_disk(&media, 16 * MIB, 48 * MIB + 12_345);
+        let mut state = seed;
+        let mut below = move |n: u64| {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            (state >> 33) % n
+        };
+        let mut outcomes = Vec::new();
+        for _ in 0..600 {
+            let len = [4 * KIB, 4 * KIB, 20 * KIB, 200 * KIB, MIB][below(5) as usize];
+            let offset = below(48 * MIB + 12_345 - len);
+            let want = if below(4) == 0 { 3 * MIB } else { 0 };
+            outcomes.push((offset, len, bench.read(offset, len, want)));
+            match below(40) {
+                0 => media.borrow_mut().read_error = Some(DeviceError::Media),
+                1 => media.borrow_mut().hold_reads = true,
+                2 => {
+                    let page = contents(offset.next_multiple_of(4 * KIB), 4 * KIB);
+                    media.borrow_mut().flip_pages(&page);
+                }
+                3 => media.borrow_mut().queue_max = 1 + below(4) as usize,
+                4..14 => {
+                    let mut media = media.borrow_mut();
+                    media.read_error = None;
+                    media.hold_reads = false;
+                    media.queue_max = 64;
+                }
+                _ => {}
+            }
+            match below(3) {
+                0 => bench.turn(),
+                1 => bench.pass(Duration::from_millis(below(400))),
+                _ => bench.serve_all(),
+            }
+        }
+        media.borrow_mut().read_error = None;
+        media.borrow_mut().hold_reads = false;
+        media.borrow_mut().queue_max = 64;
+        // What waits for memory that writes hold waits for those.
+        for _ in 0..10 {
+            bench.pass(Duration::from_millis(BATCH_DELAY_MS));
+            bench.serve_all();
+        }
+        for (offset, len, outcome) in &outcomes {
+            match outcome.lock().as_slice() {
+                [Ok(_)] => {}
+                [Err(ReadError::Deadline)] => continue,
+                other => panic!("seed {seed}: {offset}+{len}: {other:?}"),
+            }
+            expect_bytes(outcome, *offset, *len);
+        }
+        bench.ring.push(Request::Shutdown).unwrap();
+        bench.turn();
+        while !bench.gets().is_empty() {
+            bench.fail(OriginErrorKind::Cancelled, 0);
+        }
+        assert!(bench.core.is_quiet(), "seed {seed}");
+        let stats = bench.core.stats();
+        assert!(
+            stats.disk_hits > 20 && stats.read_errors * 10 < stats.reads,
+            "{stats:?}"
+        );
+        // What the tier still holds goes with it; nobody else holds anything.
+        bench.core.parts.disk = Disk::absent();
+        bench.core.parts.arena.reclaim();
+        assert_eq!(bench.core.arena().in_flight_bytes(), 0);
+        assert_eq!(bench.core.admitted_bytes, 0);
+    }
+}
