@@ -27,6 +27,8 @@ use crate::identity::BlockId;
 use crate::limits::{DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, PAGE_BYTES, POLL_BUDGET};
 use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 
+/// How often entries in other cores' regions are looked at, in turns that come anyway.
+const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// After "no space" the log does not grow for this long.
 const NO_SPACE_PAUSE: Duration = Duration::from_secs(30);
 
@@ -54,8 +56,11 @@ pub(super) struct Log<D: BlockDevice> {
     pub reads: Reads,
     pub reclaim: Option<Reclaim>,
     pub recovery: Option<Recovery>,
-    /// Regions that are to be given back to the device.
+    /// Regions that are to be given back to the device, and how many are being given back.
     pub discards: VecDeque<u32>,
+    pub discarding: usize,
+    /// When other cores' regions are looked at next.
+    next_sweep: Time,
     pub settling: bool,
     pub admission: Admission,
     /// Of the last fill's block.
@@ -96,6 +101,8 @@ impl<D: BlockDevice> Log<D> {
             reads: Reads::default(),
             reclaim: None,
             discards: VecDeque::new(),
+            discarding: 0,
+            next_sweep: Time(0),
             settling: false,
             admission: Admission::default(),
             last_queue: None,
@@ -196,6 +203,10 @@ impl<D: BlockDevice> Log<D> {
             wake_at = wake_at.min(now + Duration::from_millis(1));
         }
         progressed |= self.start_table_reads(buffers);
+        if self.next_sweep <= now && !self.reads.foreign.is_empty() {
+            self.next_sweep = now + SWEEP_EVERY;
+            self.sweep_foreign(tier);
+        }
         if self.is_writable() {
             self.look_at_allowance(now);
             progressed |= self.turn_writer(now, tier, buffers);
@@ -332,12 +343,13 @@ impl<D: BlockDevice> Log<D> {
             self.shared.rehome.looked.fetch_add(1, Ordering::AcqRel);
         }
         self.drop_writes(tier);
+        self.drop_batches(tier);
         let number = self.number;
         tier.remove_where(|extent| extent.place.device() == number);
     }
 
     /// Reads go on, writes stop.
-    fn stop_writing(&mut self, tier: &mut Tier, why: String) {
+    pub fn stop_writing(&mut self, tier: &mut Tier, why: String) {
         if !self.is_readable() || matches!(self.state, DeviceState::ReadOnly(_)) {
             return;
         }
@@ -348,18 +360,6 @@ impl<D: BlockDevice> Log<D> {
         );
         self.state = DeviceState::ReadOnly(why);
         self.drop_writes(tier);
-    }
-
-    /// What is staged will not be written.
-    fn drop_writes(&mut self, tier: &mut Tier) {
-        for queue in 0..self.streams.len() {
-            let parts = std::mem::take(&mut self.streams[queue].staged);
-            self.streams[queue].staged_pages = 0;
-            for part in parts {
-                self.settle_part(&part.done(), tier);
-            }
-        }
-        self.reclaim = None;
     }
 
     /// Whoever changes `allowed_bytes` wakes the core: this is no more than a look at it.

@@ -234,7 +234,6 @@ impl DiskIndex {
     }
 
     /// All extents, in no particular order, the same in every process.
-    #[cfg(test)]
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         let live = |extent: &Extent| extent.pages > 0;
         (1..=self.used).map(|id| self.entry(id).extent).filter(live)

@@ -16,6 +16,7 @@
 //! | `reads` | reading and checking pages |
 //! | `policy` | which queue a block enters, which region goes, what of it stays |
 //! | `reclaim` | emptying the oldest region |
+//! | `stuck` | dropping what cannot be had any more |
 //! | `recovery` | finding what earlier runs left |
 //! | `index` | where a block's extents are: at most 64 bytes an entry |
 //! | `ghosts` | blocks evicted not long ago |
@@ -39,6 +40,7 @@ mod regions;
 mod seal;
 mod stats;
 mod stream;
+mod stuck;
 mod tables;
 #[cfg(test)]
 mod tests;

@@ -24,7 +24,7 @@ use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 /// Reads of kept entries under way at a time.
 const READS_MAX: usize = 4;
 /// Free regions that reclaim sees to.
-const FREE_MIN: usize = 2;
+pub(super) const FREE_MIN: usize = 2;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
@@ -57,6 +57,22 @@ impl Reclaim {
         if region == self.region {
             self.moving += 1;
         }
+    }
+
+    /// Gives up entries that were not read yet, but for pinned ones.
+    pub fn keep_pinned_only(&mut self) -> Vec<Extent> {
+        let unread = self.next.0 + usize::from(self.next.1 > 0);
+        let mut gone = Vec::new();
+        let mut number = 0;
+        self.keeps.retain(|(extent, _)| {
+            number += 1;
+            let stays = number <= unread || extent.pinned;
+            if !stays {
+                gone.push(*extent);
+            }
+            stays
+        });
+        gone
     }
 
     /// A part of an entry of `region` has its end.
@@ -100,6 +116,7 @@ impl<D: BlockDevice> Log<D> {
 
     fn discard_later(&mut self, region: u32) {
         self.regions.set_state(region, State::Discarding);
+        self.discarding += 1;
         self.discards.push_back(region);
     }
 
@@ -156,6 +173,7 @@ impl<D: BlockDevice> Log<D> {
         result: Result<(), DeviceError>,
         tier: &mut Tier,
     ) {
+        self.discarding -= 1;
         self.regions.discarded(region, result.is_ok());
         if let Err(error) = result {
             self.stats.write_errors += 1;

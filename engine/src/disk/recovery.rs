@@ -304,7 +304,7 @@ impl<D: BlockDevice> Log<D> {
                 return some;
             };
             let Some(first) = recovery.jobs.first_entry() else {
-                self.finish_recovery(now);
+                self.finish_recovery(now, tier);
                 return true;
             };
             if !matches!(first.get().found, Found::Records(..) | Found::Walked(_)) {
@@ -406,16 +406,22 @@ impl<D: BlockDevice> Log<D> {
             batches: 0,
             broken: false,
         };
+        if u32::from(header.cores) != self.regions.cores() {
+            // Its header says that other cores need not look here for their entries: nothing of this
+            // run may be added.
+            return self.seal_later(header.queue, open);
+        }
         if let Some(older) = self.streams[header.queue as usize].open.replace(open) {
             self.seal_later(header.queue, older);
         }
     }
 
-    fn finish_recovery(&mut self, now: Time) {
+    fn finish_recovery(&mut self, now: Time, tier: &mut Tier) {
         let Some(recovery) = self.recovery.take() else {
             return;
         };
         self.regions.collect_free();
+        self.leave_room(tier);
         self.state = DeviceState::Serving;
         self.stats.recovered_entries = recovery.entries;
         self.stats.recovery_bytes = recovery.bytes;

@@ -274,6 +274,29 @@ impl Regions {
         }
     }
 
+    /// All complete regions.
+    pub fn queue_members(&self) -> impl Iterator<Item = u32> + '_ {
+        self.small.iter().chain(&self.main).copied()
+    }
+
+    /// Takes a complete region out of its queue, wherever it stands.
+    pub fn dequeue(&mut self, region: u32) {
+        self.small.retain(|member| *member != region);
+        self.main.retain(|member| *member != region);
+    }
+
+    /// Whether there is no region that can be written.
+    pub fn all_bad(&self) -> bool {
+        self.all.iter().all(|region| region.bad)
+    }
+
+    /// Drops buffers that wait to be written.
+    pub fn drop_buffers(&mut self) {
+        for region in &mut self.all {
+            region.trailer = None;
+        }
+    }
+
     /// Complete regions of a queue.
     pub fn queued(&self, queue: Queue) -> usize {
         match queue {

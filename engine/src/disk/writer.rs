@@ -105,6 +105,7 @@ impl<D: BlockDevice> Log<D> {
                 progressed = true;
             }
             progressed |= self.seal_full(queue, buffers);
+            progressed |= self.drop_if_stuck(now, queue, tier);
         }
         progressed
     }

@@ -1,0 +1,172 @@
+//! When something cannot be had any more: writes are dropped rather than held for ever, and room is
+//! made without moving anything.
+
+use std::collections::BTreeSet;
+
+use super::device::Log;
+use super::layout::Queue;
+use super::reclaim::FREE_MIN;
+use super::stream::From;
+use super::tier::Tier;
+use crate::ports::{BlockDevice, Time};
+
+impl<D: BlockDevice> Log<D> {
+    /// What is staged will not be written.
+    pub fn drop_writes(&mut self, tier: &mut Tier) {
+        for queue in [Queue::Small, Queue::Main] {
+            self.drop_staged(queue, tier);
+        }
+        self.reclaim = None;
+    }
+
+    fn drop_staged(&mut self, queue: Queue, tier: &mut Tier) {
+        let stream = &mut self.streams[queue as usize];
+        stream.staged_pages = 0;
+        stream.oldest = None;
+        for part in std::mem::take(&mut stream.staged) {
+            if part.from == From::Fill {
+                self.stats.fills_dropped += 1;
+                self.stats.dropped_bytes += part.bytes.len() as u64;
+            }
+            self.settle_part(&part.done(), tier);
+        }
+    }
+
+    /// Of a device that is gone: no batch will be finished, no buffer is needed.
+    pub fn drop_batches(&mut self, tier: &mut Tier) {
+        for batch in std::mem::take(&mut self.batches) {
+            let (_, batch) = batch;
+            if batch.pending > 0 {
+                for part in &batch.parts {
+                    self.settle_part(part, tier);
+                }
+            }
+        }
+        self.regions.drop_buffers();
+    }
+
+    /// Drops what is staged for a queue when no region for it can be had, now or by any reclaim.
+    pub fn drop_if_stuck(&mut self, now: Time, queue: Queue, tier: &mut Tier) -> bool {
+        let stream = &self.streams[queue as usize];
+        let has_region = stream.open.is_some() || stream.next.is_some() || stream.opening;
+        if !stream.is_due(now, self.settling) || has_region || self.discarding > 0 {
+            return false;
+        }
+        let usable = self.regions.usable(self.may_grow());
+        match queue {
+            Queue::Main if usable == 0 && self.reclaim.is_some() => {
+                self.evict_instead(tier);
+                true
+            }
+            _ if self.may_come(usable, queue) => false,
+            _ => {
+                self.drop_staged(queue, tier);
+                if self.regions.all_bad() {
+                    self.stop_writing(tier, "no region of it can be written".into());
+                }
+                true
+            }
+        }
+    }
+
+    /// Whether a region may still be had.
+    fn may_come(&self, usable: usize, queue: Queue) -> bool {
+        let needs = match queue {
+            Queue::Small => FREE_MIN,
+            Queue::Main => 1,
+        };
+        let reclaimable = self.regions.queued(Queue::Small) + self.regions.queued(Queue::Main);
+        let sealing = self
+            .streams
+            .iter()
+            .any(|stream| stream.opening || !stream.sealing.is_empty());
+        usable >= needs || reclaimable > 0 || self.reclaim.is_some() || sealing
+    }
+
+    /// There is no region to move to: what reclaim would keep is evicted, but for what is pinned.
+    fn evict_instead(&mut self, tier: &mut Tier) {
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
+        let stream = &mut self.streams[Queue::Main as usize];
+        let staged = std::mem::take(&mut stream.staged);
+        for part in staged {
+            match part.from {
+                From::Reclaim(old) if !old.pinned => {
+                    tier.remove(old.block, old.first_page, old.place);
+                    reclaim.part_moved(old.place.region());
+                }
+                _ => stream.staged.push(part),
+            }
+        }
+        stream.staged_pages = stream
+            .staged
+            .iter()
+            .map(|part| u64::from(part.pages()))
+            .sum();
+        if stream.staged.is_empty() {
+            stream.oldest = None;
+        }
+        for gone in reclaim.keep_pinned_only() {
+            tier.remove(gone.block, gone.first_page, gone.place);
+        }
+    }
+
+    /// After recovery: regions that had been emptied before may have been found again with all that was in
+    /// them. Frees those that hold least, so that appending can begin.
+    pub fn leave_room(&mut self, tier: &mut Tier) {
+        let missing = FREE_MIN.saturating_sub(self.regions.usable(true));
+        if missing == 0 {
+            return;
+        }
+        tier.has_evicted = true;
+        let number = self.number;
+        let mut pinned = BTreeSet::new();
+        if tier.live(number).pinned > 0 {
+            let all = tier.index.iter().filter(|extent| extent.pinned);
+            pinned.extend(all.map(|extent| extent.place.region()));
+        }
+        let mut emptiest: Vec<(u32, u32)> = self
+            .regions
+            .queue_members()
+            .filter(|region| !pinned.contains(region))
+            .map(|region| (tier.heat(number, region).live_pages, region))
+            .collect();
+        emptiest.sort_unstable();
+        emptiest.truncate(missing);
+        let gone: BTreeSet<u32> = emptiest.iter().map(|(_, region)| *region).collect();
+        tier.remove_where(|extent| {
+            extent.place.device() == number && gone.contains(&extent.place.region())
+        });
+        for region in gone {
+            self.regions.dequeue(region);
+            self.regions.release(region, false);
+        }
+    }
+
+    /// Forgets entries of other cores' regions that those cores have opened anew. A sweep looks at
+    /// the whole index: only when there is enough to find.
+    pub fn sweep_foreign(&mut self, tier: &mut Tier) {
+        let stale: BTreeSet<u32> = self
+            .reads
+            .foreign
+            .iter()
+            .filter(|(region, foreign)| {
+                let now = self.shared.generation(**region);
+                now != 0 && now != foreign.generation
+            })
+            .map(|(region, _)| *region)
+            .collect();
+        let enough = (self.reads.foreign.len() / 16).max(1);
+        if stale.len() < enough {
+            return;
+        }
+        let number = self.number;
+        tier.remove_where(|extent| {
+            extent.place.device() == number && stale.contains(&extent.place.region())
+        });
+        self.reads
+            .foreign
+            .retain(|region, _| !stale.contains(region));
+    }
+}
