@@ -1,5 +1,7 @@
 //! What the fuzz targets share: seeds, and inputs that get past the checksum.
 
+pub mod tier;
+
 use std::path::Path;
 
 use forebay_engine::disk::layout::{EntryRecord, LogId};
@@ -12,20 +14,27 @@ pub const LOG: LogId = LogId(0x0123_4567_89ab_cdef_0011_2233_4455_6677);
 /// Bytes of magic, version and log: left as the encoder writes them in repaired inputs.
 const HEAD_BYTES: usize = 32;
 
-/// Writes real encodings, without the zeros and the crc at their end, as first inputs into the directory that
-/// `FOREBAY_FUZZ_SEEDS` names, if there is one.
+/// Gives real encodings, without the zeros and the crc at their end, as first inputs.
 pub fn seed(encodings: &[Vec<u8>]) {
-    let Some(dir) = std::env::var_os("FOREBAY_FUZZ_SEEDS") else {
-        return;
-    };
-    for bytes in encodings {
+    let bodies = encodings.iter().map(|bytes| {
         let body = &bytes[..bytes.len() - 4];
         let len = body
             .iter()
             .rposition(|byte| *byte != 0)
             .map_or(0, |at| at + 1);
-        let name = blake3::hash(bytes).to_hex();
-        std::fs::write(Path::new(&dir).join(&name[..16]), &body[..len]).expect("seeds are written");
+        &body[..len]
+    });
+    seed_as_is(&bodies.collect::<Vec<_>>());
+}
+
+/// Writes first inputs into the directory that `FOREBAY_FUZZ_SEEDS` names, if there is one.
+pub fn seed_as_is(inputs: &[&[u8]]) {
+    let Some(dir) = std::env::var_os("FOREBAY_FUZZ_SEEDS") else {
+        return;
+    };
+    for input in inputs {
+        let name = blake3::hash(input).to_hex();
+        std::fs::write(Path::new(&dir).join(&name[..16]), input).expect("seeds are written");
     }
 }
 
