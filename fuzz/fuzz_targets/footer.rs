@@ -25,6 +25,7 @@ fn real(entries: u32) -> [Vec<u8>; 2] {
     let trailer = Trailer {
         region: 77,
         generation: 3,
+        sequence: 1 << 40,
         entries,
         entry_table_page: 500,
         entries_crc,

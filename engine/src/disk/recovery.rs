@@ -473,10 +473,7 @@ impl Job {
         self.found = match std::mem::replace(&mut self.found, Found::Header) {
             Found::Header => {
                 let trailer = Trailer::decode(log, bytes).filter(|trailer| {
-                    trailer.region == region
-                        && trailer.generation == self.header.generation
-                        && trailer.entries > 0
-                        && trailer.fits(geometry)
+                    trailer.is_of(&self.header) && trailer.entries > 0 && trailer.fits(geometry)
                 });
                 match trailer {
                     Some(trailer) => Found::Sealed(trailer),

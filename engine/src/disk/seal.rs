@@ -302,6 +302,7 @@ impl<D: BlockDevice> Log<D> {
         Trailer {
             region,
             generation: entry.generation,
+            sequence: entry.sequence,
             entries: held.records.len() as u32,
             entry_table_page: first,
             entries_crc,

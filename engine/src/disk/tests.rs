@@ -399,3 +399,23 @@ fn a_hundred_kilobyte_object_wastes_less_than_six_percent() {
     let waste = device.used_bytes as f64 / (1_000.0 * 100_000.0);
     assert!(waste < 1.06, "{waste}");
 }
+
+/// A region whose header is lost begins again at generation 1: the footer of its first life, also of
+/// generation 1, must not come back to life with it.
+#[test]
+fn a_footer_of_an_earlier_life_of_its_region_is_void() {
+    let mut bench = Bench::new(256 << 10, 12);
+    (0..20).for_each(|n| bench.keep_block(block(n), 100_000));
+    bench.settle();
+    for region in 0..12 {
+        let at = bench.geometry.offset_bytes(region) as usize;
+        bench.media.borrow_mut().bytes[at..at + PAGE_BYTES].fill(0);
+    }
+    bench.restart();
+    assert!(bench.disk.extent(block(0), 0).is_none());
+    (1000..1005).for_each(|n| bench.keep_block(block(n), 100_000));
+    bench.settle();
+    bench.restart();
+    assert!((1000..1005).all(|n| bench.is_whole(n, 100_000)));
+    assert!((0..20).all(|n| bench.disk.extent(block(n), 0).is_none()));
+}

@@ -69,6 +69,7 @@ fn trailer() -> Trailer {
     Trailer {
         region: 77,
         generation: 3,
+        sequence: 1 << 40,
         entries: 200,
         entry_table_page: 4000,
         entries_crc: 0xdead_beef,
@@ -116,7 +117,7 @@ fn golden_bytes() {
     );
     assert_eq!(
         hashes.join(" "),
-        "ebbb653cf96b7d3b 0d93e815628ea553 f18799bb2c9d5dfc 68f5a69a81b59bc6 917de4cb9bb6e0c8 \
+        "ebbb653cf96b7d3b 0d93e815628ea553 f18799bb2c9d5dfc 68f5a69a81b59bc6 10aa79157e8bda9d \
          90c07965cfff2826 88f6b2ae5e642db2"
     );
     assert_eq!(
@@ -269,6 +270,28 @@ fn entries_out_of_place_are_refused() {
     );
     assert_eq!(decode_entries(&table, usize::MAX, &geometry), None);
     assert_eq!(decode_entries(&table, 0, &geometry), Some(Vec::new()));
+}
+
+#[test]
+fn a_trailer_belongs_to_one_life_of_its_region() {
+    let header = region_header();
+    assert!(trailer().is_of(&header));
+    for other in [
+        RegionHeader {
+            region: 78,
+            ..header
+        },
+        RegionHeader {
+            generation: 4,
+            ..header
+        },
+        RegionHeader {
+            sequence: (1 << 40) + 1,
+            ..header
+        },
+    ] {
+        assert!(!trailer().is_of(&other), "{other:?}");
+    }
 }
 
 #[test]
@@ -492,6 +515,7 @@ proptest! {
         let trailer = Trailer {
             region,
             generation,
+            sequence: u64::from(region) << 20,
             entries: entries.len() as u32,
             entry_table_page: 16_000,
             entries_crc,

@@ -1,7 +1,7 @@
 //! The last page of a sealed region: what its footer holds.
 
 use super::frame::{Magic, Reader, Writer, crc_holds};
-use super::{ENTRY_BYTES, LogId};
+use super::{ENTRY_BYTES, LogId, RegionHeader};
 use crate::disk::geometry::{Geometry, REGION_BYTES_MAX};
 use crate::limits::PAGE_BYTES;
 
@@ -14,6 +14,8 @@ pub struct Trailer {
     pub region: u32,
     /// The region's generation; a trailer of an older one is void.
     pub generation: u32,
+    /// The region's sequence, as its header has it. Generations begin again when a header is lost.
+    pub sequence: u64,
     /// Number of entries in the entry table.
     pub entries: u32,
     /// Where the entry table begins, by page of the region.
@@ -39,6 +41,7 @@ impl Trailer {
         let mut writer = Writer::begin(page, MAGIC, log);
         writer.u32(self.region);
         writer.u32(self.generation);
+        writer.u64(self.sequence);
         writer.u32(self.entries);
         writer.u32(self.entry_table_page);
         writer.u32(self.entries_crc);
@@ -54,6 +57,7 @@ impl Trailer {
         let trailer = Self {
             region: reader.u32()?,
             generation: reader.u32()?,
+            sequence: reader.u64()?,
             entries: reader.u32()?,
             entry_table_page: reader.u32()?,
             entries_crc: reader.u32()?,
@@ -71,6 +75,12 @@ impl Trailer {
     fn entry_table_end(&self) -> u64 {
         let bytes = u64::from(self.entries) * ENTRY_BYTES as u64;
         u64::from(self.entry_table_page) + bytes.div_ceil(PAGE_BYTES as u64)
+    }
+
+    /// Whether it was written when the region was, in the life that its header tells of.
+    pub fn is_of(&self, header: &RegionHeader) -> bool {
+        let theirs = (header.region, header.generation, header.sequence);
+        (self.region, self.generation, self.sequence) == theirs
     }
 
     /// Whether the entry table ends where a region of this geometry has its checksum table, or before.
