@@ -21,6 +21,7 @@ fn real(entries: u32) -> Vec<u8> {
         generation: 3,
         page: 9,
         data_pages,
+        run: 7,
         chain: 0x0123_4567_89ab_cdef,
         entries: (0..entries)
             .map(|n| entry(n, begins + n * 3, 8193 + n))

@@ -99,6 +99,8 @@ pub(super) struct Regions {
     holding: [usize; 2],
     /// Of the region opened last.
     pub sequence: u64,
+    /// Another number in each run.
+    pub run: u64,
 }
 
 impl Regions {
@@ -115,6 +117,7 @@ impl Regions {
             punched: count as usize,
             holding: [0; 2],
             sequence: incarnation,
+            run: incarnation,
         }
     }
 

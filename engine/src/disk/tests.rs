@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::geometry::Geometry;
-use super::layout::LogId;
+use super::layout::{BatchHeader, LogId};
 use super::*;
 use crate::arena::{Arena, Denied, Share};
 use crate::checksum::BlockSeed;
@@ -418,4 +418,38 @@ fn a_footer_of_an_earlier_life_of_its_region_is_void() {
     bench.restart();
     assert!((1000..1005).all(|n| bench.is_whole(n, 100_000)));
     assert!((0..20).all(|n| bench.disk.extent(block(n), 0).is_none()));
+}
+
+/// A batch whose header a power cut took is written again, the same as before: the header that followed it
+/// then must not continue it, since its data is the next to be overwritten.
+#[test]
+fn a_batch_written_again_is_not_continued_by_what_followed_it_before() {
+    let mut bench = Bench::new(2 << 20, 32);
+    for n in 1..=3 {
+        bench.keep_block(block(n), 50_000);
+        bench.settle();
+    }
+    let lost = {
+        let media = bench.media.borrow();
+        let mut pages = media.bytes.chunks(PAGE_BYTES).enumerate();
+        pages
+            .find_map(|(number, page)| {
+                let header = BatchHeader::decode(LogId(7), page)?;
+                (header.entries[0].block == block(2)).then_some(number)
+            })
+            .unwrap()
+    };
+    bench.media.borrow_mut().bytes[lost * PAGE_BYTES..][..PAGE_BYTES].fill(0);
+    bench.restart();
+    let found = |bench: &Bench| [1, 2, 3].map(|n| bench.disk.extent(block(n), 0).is_some());
+    assert_eq!(found(&bench), [true, false, false]);
+    bench.keep_block(block(2), 50_000);
+    bench.settle();
+    let header = BatchHeader::decode(
+        LogId(7),
+        &bench.media.borrow().bytes[lost * PAGE_BYTES..][..PAGE_BYTES],
+    );
+    assert!(header.is_some(), "written to the same place");
+    bench.restart();
+    assert_eq!(found(&bench), [true, true, false]);
 }

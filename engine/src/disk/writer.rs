@@ -358,6 +358,7 @@ impl<D: BlockDevice> Log<D> {
             generation: open.generation,
             page,
             data_pages: chosen.data_pages,
+            run: self.regions.run,
             chain: open.chain,
             entries: Vec::with_capacity(chosen.records),
             checksums: Vec::with_capacity(chosen.data_pages as usize),

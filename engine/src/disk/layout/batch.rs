@@ -8,8 +8,8 @@ use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
 
 const MAGIC: Magic = *b"FBbatch\0";
 /// Bytes before the entries: the head and region 4, generation 4, page 4, data pages 4, entries 4,
-/// zero 4, chain 8.
-const FIXED_BYTES: usize = HEAD_BYTES + 32;
+/// zero 4, run 8, chain 8.
+const FIXED_BYTES: usize = HEAD_BYTES + 40;
 const REGION_PAGES_MAX: usize = REGION_BYTES_MAX as usize / PAGE_BYTES;
 
 // What `peek` says of a header's length can be read into one buffer.
@@ -28,6 +28,10 @@ pub struct BatchHeader {
     pub page: u32,
     /// Pages of data behind the header.
     pub data_pages: u32,
+    /// The process that wrote it: another number in each run. Without it a batch that is written again
+    /// after a crash, the same as before, would be continued by the headers that followed it then, while
+    /// their data is being overwritten.
+    pub run: u64,
     /// Hash of the header before: [`super::RegionHeader::chain`] or [`BatchHeader::next_chain`].
     pub chain: u64,
     /// The entries, in order of their pages; at least one. Pages between them belong to none.
@@ -70,6 +74,7 @@ impl BatchHeader {
         writer.u32(self.data_pages);
         writer.u32(self.entries.len() as u32);
         writer.u32(0);
+        writer.u64(self.run);
         writer.u64(self.chain);
         for entry in &self.entries {
             writer.bytes(&entry.encode());
@@ -111,6 +116,7 @@ impl BatchHeader {
             generation: fixed.generation,
             page: fixed.page,
             data_pages: shape.data_pages as u32,
+            run: fixed.run,
             chain: fixed.chain,
             entries,
             checksums: checksums.into_vec(),
@@ -131,6 +137,7 @@ struct Fixed {
     region: u32,
     generation: u32,
     page: u32,
+    run: u64,
     chain: u64,
     shape: BatchShape,
 }
@@ -143,6 +150,7 @@ impl Fixed {
         let data_pages = reader.u32()? as usize;
         let entries = reader.u32()? as usize;
         let zero = reader.u32()?;
+        let run = reader.u64()?;
         let chain = reader.u64()?;
         let counted = generation != 0
             && zero == 0
@@ -158,6 +166,7 @@ impl Fixed {
             region,
             generation,
             page,
+            run,
             chain,
             shape: BatchShape {
                 header_pages,

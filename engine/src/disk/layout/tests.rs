@@ -55,6 +55,7 @@ fn batch(entries: u32) -> BatchHeader {
         generation: 3,
         page: 9,
         data_pages,
+        run: 1_790_000_000,
         chain: region_header().chain(LOG),
         entries: (0..entries)
             .map(|n| entry(n, begins + n * 3, 8193 + n))
@@ -117,12 +118,12 @@ fn golden_bytes() {
     );
     assert_eq!(
         hashes.join(" "),
-        "ebbb653cf96b7d3b 0d93e815628ea553 f18799bb2c9d5dfc 68f5a69a81b59bc6 10aa79157e8bda9d \
+        "ebbb653cf96b7d3b 0d93e815628ea553 b328d685e6290efc a90a45ff817d603a 10aa79157e8bda9d \
          90c07965cfff2826 88f6b2ae5e642db2"
     );
     assert_eq!(
         numbers,
-        "f14934cb b9269fa1 217e98aec0db2b38 905a012d80a65557"
+        "f14934cb b9269fa1 217e98aec0db2b38 8b4cbc49f3d21fbd"
     );
 }
 
@@ -219,6 +220,11 @@ fn structures_of_another_log_or_kind_are_refused() {
     assert_eq!(Trailer::decode(LOG, &region), None);
     assert_eq!(BatchHeader::decode(LOG, &region), None);
     assert_ne!(region_header().chain(LOG), region_header().chain(OTHER));
+    let again = BatchHeader {
+        run: 2,
+        ..self::batch(3)
+    };
+    assert_ne!(again.next_chain(LOG), self::batch(3).next_chain(LOG));
 }
 
 #[test]
@@ -496,6 +502,7 @@ proptest! {
         let begins = page + BatchHeader::header_pages(entries.len(), data_pages as usize) as u32;
         let batch = BatchHeader {
             region, generation, page, data_pages, chain,
+            run: chain.rotate_left(9),
             entries: entries
                 .into_iter()
                 .map(|e| EntryRecord { region_page: e.region_page + begins, ..e })
