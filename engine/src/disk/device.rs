@@ -61,6 +61,8 @@ pub(super) struct Log<D: BlockDevice> {
     pub discarding: usize,
     /// When other cores' regions are looked at next.
     next_sweep: Time,
+    /// No region is emptied before.
+    pub reclaim_after: Time,
     pub settling: bool,
     pub admission: Admission,
     /// Of the last fill's block.
@@ -103,6 +105,7 @@ impl<D: BlockDevice> Log<D> {
             discards: VecDeque::new(),
             discarding: 0,
             next_sweep: Time(0),
+            reclaim_after: Time(0),
             settling: false,
             admission: Admission::default(),
             last_queue: None,
@@ -194,6 +197,7 @@ impl<D: BlockDevice> Log<D> {
         let mut progressed = self.take_completions(now, tier, buffers);
         let mut wake_at = self.give_up_slow_reads(now, tier);
         if matches!(self.state, DeviceState::Retired(_)) {
+            self.drain_out();
             self.device.commit();
             return (progressed, wake_at);
         }
@@ -210,7 +214,7 @@ impl<D: BlockDevice> Log<D> {
         if self.is_writable() {
             self.look_at_allowance(now);
             progressed |= self.turn_writer(now, tier, buffers);
-            progressed |= self.turn_reclaim(tier, buffers);
+            progressed |= self.turn_reclaim(now, tier, buffers);
             wake_at = wake_at.min(self.next_close(now));
         }
         if self.waits_for_buffers() {
@@ -344,6 +348,7 @@ impl<D: BlockDevice> Log<D> {
         }
         self.drop_writes(tier);
         self.drop_batches(tier);
+        self.end_all_reads(tier);
         let number = self.number;
         tier.remove_where(|extent| extent.place.device() == number);
     }

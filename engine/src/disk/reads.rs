@@ -36,11 +36,32 @@ struct Reading {
     generation: u32,
     /// The data, when it is there.
     lease: Option<Lease>,
+    /// The pages' checksums, as far as they are known.
+    checksums: Rc<[u32]>,
     /// Pages of the checksum table that are on their way.
     tables: u8,
     failed: Option<DeviceError>,
     /// Its reader has been told; only the lease is still awaited.
     given_up: bool,
+}
+
+impl Reading {
+    /// Copies those of its checksums that `table` has, which begins with page `first` of the region.
+    fn copy(&mut self, first: u32, table: &[u32]) {
+        let start = self.region_page;
+        // Shared with nobody before the read has ended.
+        let Some(checksums) = Rc::get_mut(&mut self.checksums) else {
+            return;
+        };
+        for (page, checksum) in (start..).zip(checksums) {
+            if let Some(known) = page
+                .checked_sub(first)
+                .and_then(|at| table.get(at as usize))
+            {
+                *checksum = *known;
+            }
+        }
+    }
 }
 
 /// What is known of a region that another core owns: it was found at start.
@@ -124,6 +145,10 @@ impl<D: BlockDevice> Log<D> {
         let id = self.reads.last_id;
         let pages = (len_bytes as usize / PAGE_BYTES) as u32;
         let generation = self.begin_reading(region);
+        let known = match tier.config.verify {
+            true => pages as usize,
+            false => 0,
+        };
         let mut reading = Reading {
             id,
             ticket,
@@ -135,13 +160,13 @@ impl<D: BlockDevice> Log<D> {
             region_page,
             generation,
             lease: None,
+            checksums: std::iter::repeat_n(0, known).collect(),
             tables: 0,
             failed: None,
             given_up: false,
         };
-        if tier.config.verify && !self.holds_checksums(region) {
-            reading.tables =
-                self.want_tables((slot, id), region, generation, region_page, pages, tier);
+        if tier.config.verify && !self.copy_held(&mut reading) {
+            self.want_tables(slot, &mut reading, tier);
         }
         self.reads.all.insert(reading);
         let until = now + tier.config.read_timeout;
@@ -164,15 +189,21 @@ impl<D: BlockDevice> Log<D> {
         }
     }
 
-    fn holds_checksums(&self, region: u32) -> bool {
-        match self.regions.get(region) {
-            Some(entry) => entry.held.is_some(),
+    /// Copies the checksums of a region that is not sealed; false when it is.
+    fn copy_held(&self, reading: &mut Reading) -> bool {
+        let held = match self.regions.get(reading.region) {
+            Some(entry) => entry.held.as_ref().map(|held| &held.checksums),
             None => self
                 .reads
                 .foreign
-                .get(&region)
-                .is_some_and(|foreign| foreign.checksums.is_some()),
-        }
+                .get(&reading.region)
+                .and_then(|foreign| foreign.checksums.as_ref()),
+        };
+        let Some(held) = held else {
+            return false;
+        };
+        reading.copy(0, held);
+        true
     }
 
     /// Whether what was known of a region when an entry was made still holds.
@@ -185,36 +216,28 @@ impl<D: BlockDevice> Log<D> {
         known.is_some_and(|foreign| now == 0 || now == foreign.generation)
     }
 
-    /// Sees to it that the table pages for these pages of a region come; how many are on their way.
-    fn want_tables(
-        &mut self,
-        who: (usize, u64),
-        region: u32,
-        generation: u32,
-        region_page: u32,
-        pages: u32,
-        tier: &mut Tier,
-    ) -> u8 {
-        let mut wanted = 0;
+    /// Copies what the pool has of the checksums, and sees to it that the rest comes.
+    fn want_tables(&mut self, slot: usize, reading: &mut Reading, tier: &mut Tier) {
         let per = CHECKSUMS_PER_PAGE as u32;
-        for page in region_page / per..=(region_page + pages - 1) / per {
+        let pages = reading.checksums.len() as u32;
+        for page in reading.region_page / per..=(reading.region_page + pages - 1) / per {
             let key = TableKey {
                 device: self.number,
-                region,
-                generation,
+                region: reading.region,
+                generation: reading.generation,
                 page: page as u16,
             };
-            if tier.tables.get(key).is_some() {
+            if let Some(table) = tier.tables.get(key) {
+                reading.copy(page * per, table);
                 continue;
             }
-            wanted += 1;
+            reading.tables += 1;
             let waiting = self.reads.tables.entry(key).or_default();
             if waiting.is_empty() {
                 self.reads.wanted.push_back(key);
             }
-            waiting.push(who);
+            waiting.push((slot, reading.id));
         }
-        wanted
     }
 
     /// Submits the reads of table pages.
@@ -247,15 +270,17 @@ impl<D: BlockDevice> Log<D> {
         result: Result<(), DeviceError>,
         tier: &mut Tier,
     ) {
-        if result.is_ok() {
-            tier.tables.insert(key, decode_checksums(lease.bytes()));
-        }
+        let table = decode_checksums(lease.bytes());
         for (slot, id) in self.reads.tables.remove(&key).unwrap_or_default() {
             if let Some(reading) = self.reads.get(slot, id) {
                 reading.tables -= 1;
                 reading.failed = reading.failed.or(result.err());
+                reading.copy(u32::from(key.page) * CHECKSUMS_PER_PAGE as u32, &table);
                 self.try_finish(now, slot, tier);
             }
+        }
+        if result.is_ok() {
+            tier.tables.insert(key, table);
         }
     }
 
@@ -300,20 +325,7 @@ impl<D: BlockDevice> Log<D> {
         let Some(lease) = reading.lease.take() else {
             return;
         };
-        let pages = (lease.len() / PAGE_BYTES) as u32;
-        let Some(checksums) = self.checksums_of(&reading, pages, tier) else {
-            // Dropped from the pool since: once more.
-            reading.lease = Some(lease);
-            let (region, generation, page) =
-                (reading.region, reading.generation, reading.region_page);
-            let id = reading.id;
-            let slot = self.reads.all.insert(reading);
-            let tables = self.want_tables((slot, id), region, generation, page, pages, tier);
-            if let Some(reading) = self.reads.get(slot, id) {
-                reading.tables = tables;
-            }
-            return;
-        };
+        let checksums = reading.checksums.clone();
         self.end_reading(&reading);
         if tier.config.verify && !holds(&reading, lease.bytes(), &checksums) {
             if !self.is_current(reading.region) {
@@ -338,44 +350,6 @@ impl<D: BlockDevice> Log<D> {
         });
     }
 
-    /// Checksums of the pages that were read; none when the pool has dropped them.
-    fn checksums_of(&self, reading: &Reading, pages: u32, tier: &mut Tier) -> Option<Rc<[u32]>> {
-        let pages = reading.region_page..reading.region_page + pages;
-        if !tier.config.verify {
-            return Some(Rc::new([]));
-        }
-        let held = match self.regions.get(reading.region) {
-            Some(entry) => entry.held.as_ref().map(|held| &held.checksums),
-            None => self
-                .reads
-                .foreign
-                .get(&reading.region)
-                .and_then(|foreign| foreign.checksums.as_ref()),
-        };
-        if let Some(held) = held {
-            return Some(held.get(pages.start as usize..pages.end as usize)?.into());
-        }
-        let mut key = TableKey {
-            device: self.number,
-            region: reading.region,
-            generation: reading.generation,
-            page: 0,
-        };
-        let per = CHECKSUMS_PER_PAGE as u32;
-        key.page = (pages.start / per) as u16;
-        let (start, end) = (pages.start % per, pages.end - pages.start / per * per);
-        if end <= per {
-            let table = tier.tables.get(key)?;
-            return Some(table.get(start as usize..end as usize)?.into());
-        }
-        let mut all = Vec::with_capacity(pages.len());
-        for page in pages {
-            key.page = (page / per) as u16;
-            all.push(*tier.tables.get(key)?.get((page % per) as usize)?);
-        }
-        Some(all.into())
-    }
-
     fn end_reading(&mut self, reading: &Reading) {
         if let Some(entry) = self.regions.get_mut(reading.region) {
             entry.readers = entry.readers.saturating_sub(1);
@@ -398,6 +372,28 @@ impl<D: BlockDevice> Log<D> {
                 ticket: reading.ticket,
                 why,
             });
+        }
+    }
+
+    /// The device is gone: nobody waits any more, and buffers that have come back go home.
+    pub fn end_all_reads(&mut self, tier: &mut Tier) {
+        self.reads.tables.clear();
+        self.reads.wanted.clear();
+        let slots: Vec<usize> = self.reads.all.iter().map(|(slot, _)| slot).collect();
+        for slot in slots {
+            let Some(reading) = self.reads.all.get_mut(slot) else {
+                continue;
+            };
+            reading.tables = 0;
+            if !std::mem::replace(&mut reading.given_up, true) {
+                let ticket = reading.ticket;
+                let why = DiskMiss::Device;
+                tier.events.push_back(DiskEvent::Missed { ticket, why });
+            }
+            if reading.lease.is_some() {
+                let reading = self.reads.all.remove(slot);
+                self.end_reading(&reading);
+            }
         }
     }
 

@@ -59,6 +59,12 @@ impl Reclaim {
         }
     }
 
+    /// The region, when all that stays was read and waits to be written.
+    pub fn is_waiting(&self) -> Option<u32> {
+        let read = self.step == Step::Moving && self.reading == 0;
+        (read && self.next.0 >= self.keeps.len()).then_some(self.region)
+    }
+
     /// Gives up entries that were not read yet, but for pinned ones.
     pub fn keep_pinned_only(&mut self) -> Vec<Extent> {
         let unread = self.next.0 + usize::from(self.next.1 > 0);
@@ -84,7 +90,7 @@ impl Reclaim {
 }
 
 impl<D: BlockDevice> Log<D> {
-    pub fn turn_reclaim(&mut self, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+    pub fn turn_reclaim(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
         if self.is_recovering() {
             return false;
         }
@@ -92,7 +98,7 @@ impl<D: BlockDevice> Log<D> {
         if voided || (self.must_shrink() && self.give_back_free()) {
             return true;
         }
-        let started = self.reclaim.is_none() && self.start_reclaim(tier);
+        let started = self.reclaim.is_none() && self.start_reclaim(now, tier);
         let Some(reclaim) = &self.reclaim else {
             return started;
         };
@@ -181,12 +187,13 @@ impl<D: BlockDevice> Log<D> {
         }
     }
 
-    fn start_reclaim(&mut self, tier: &mut Tier) -> bool {
+    fn start_reclaim(&mut self, now: Time, tier: &mut Tier) -> bool {
         let region = if std::mem::take(&mut self.admission.hand_is_due) {
             self.move_hand(tier)
         } else {
             let short = self.regions.usable(self.may_grow()) < FREE_MIN;
-            let wanted = short || self.must_shrink() || tier.is_crowded();
+            let wanted =
+                (short || self.must_shrink() || tier.is_crowded()) && now >= self.reclaim_after;
             wanted.then(|| self.oldest_region(tier)).flatten()
         };
         let Some(region) = region else {
@@ -414,7 +421,7 @@ impl<D: BlockDevice> Log<D> {
         let mut lease = lease;
         lease.truncate(len_bytes as usize - usize::from(page) * PAGE_BYTES);
         if result.is_err() || !is_whole(&extent, first_page, lease.bytes(), &checksums) {
-            tier.remove(extent.block, extent.first_page, extent.place);
+            self.evict(&extent, tier);
             if let Err(error) = result {
                 self.stats.read_errors += 1;
                 return self.fault(now, error, tier);

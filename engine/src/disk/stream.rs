@@ -131,6 +131,15 @@ impl Stream {
         self.staged.push(part);
     }
 
+    /// Takes out the parts that `gone` says so of.
+    pub fn unstage(&mut self, mut gone: impl FnMut(&Part) -> bool) {
+        self.staged.retain(|part| !gone(part));
+        self.staged_pages = self.staged.iter().map(|part| u64::from(part.pages())).sum();
+        if self.staged.is_empty() {
+            self.oldest = None;
+        }
+    }
+
     pub fn is_due(&self, now: Time, settling: bool) -> bool {
         let full = self.staged_pages * PAGE_BYTES as u64 >= BATCH_BYTES_MAX as u64
             || self.staged.len() >= BATCH_ENTRIES_MAX;

@@ -2,13 +2,20 @@
 //! made without moving anything.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use super::device::Log;
+use super::index::Extent;
 use super::layout::Queue;
-use super::reclaim::FREE_MIN;
+use super::reclaim::{FREE_MIN, Reclaim};
+use super::regions::State;
 use super::stream::From;
 use super::tier::Tier;
+use crate::limits::PAGE_BYTES;
 use crate::ports::{BlockDevice, Time};
+
+/// After a region whose pinned entries could not be moved no other is tried for this long.
+const RECLAIM_PAUSE: Duration = Duration::from_secs(1);
 
 impl<D: BlockDevice> Log<D> {
     /// What is staged will not be written.
@@ -55,8 +62,7 @@ impl<D: BlockDevice> Log<D> {
         let usable = self.regions.usable(self.may_grow());
         match queue {
             Queue::Main if usable == 0 && self.reclaim.is_some() => {
-                self.evict_instead(tier);
-                true
+                self.evict_instead(tier) || self.give_up_reclaim(now, tier)
             }
             _ if self.may_come(usable, queue) => false,
             _ => {
@@ -84,31 +90,55 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// There is no region to move to: what reclaim would keep is evicted, but for what is pinned.
-    fn evict_instead(&mut self, tier: &mut Tier) {
+    fn evict_instead(&mut self, tier: &mut Tier) -> bool {
         let Some(reclaim) = &mut self.reclaim else {
-            return;
+            return false;
         };
+        let mut gone = reclaim.keep_pinned_only();
         let stream = &mut self.streams[Queue::Main as usize];
-        let staged = std::mem::take(&mut stream.staged);
-        for part in staged {
-            match part.from {
-                From::Reclaim(old) if !old.pinned => {
-                    tier.remove(old.block, old.first_page, old.place);
-                    reclaim.part_moved(old.place.region());
-                }
-                _ => stream.staged.push(part),
+        stream.unstage(|part| match part.from {
+            From::Reclaim(old) if !old.pinned => {
+                reclaim.part_moved(old.place.region());
+                gone.push(old);
+                true
             }
+            _ => false,
+        });
+        let some = !gone.is_empty();
+        for extent in gone {
+            self.evict(&extent, tier);
         }
-        stream.staged_pages = stream
-            .staged
-            .iter()
-            .map(|part| u64::from(part.pages()))
-            .sum();
-        if stream.staged.is_empty() {
-            stream.oldest = None;
-        }
-        for gone in reclaim.keep_pinned_only() {
-            tier.remove(gone.block, gone.first_page, gone.place);
+        some
+    }
+
+    /// What is left of the region is pinned, and cannot be moved: it stays where it is. Staged fills give way.
+    fn give_up_reclaim(&mut self, now: Time, tier: &mut Tier) -> bool {
+        let Some(region) = self.reclaim.as_ref().and_then(Reclaim::is_waiting) else {
+            return false;
+        };
+        self.reclaim = None;
+        self.reclaim_after = now + RECLAIM_PAUSE;
+        self.drop_staged(Queue::Main, tier);
+        let held = self
+            .regions
+            .get(region)
+            .is_some_and(|entry| entry.held.is_some());
+        let state = if held {
+            State::Abandoned
+        } else {
+            State::Sealed
+        };
+        self.regions.set_state(region, state);
+        self.regions.enqueue(region);
+        true
+    }
+
+    /// Forgets an entry that was not wanted to go.
+    pub fn evict(&mut self, extent: &Extent, tier: &mut Tier) {
+        if let Some(gone) = tier.remove(extent.block, extent.first_page, extent.place) {
+            self.stats.entries_evicted += 1;
+            self.stats.evicted_bytes += u64::from(gone.pages) * PAGE_BYTES as u64;
+            tier.ghosts.remember(gone.block);
         }
     }
 
@@ -135,10 +165,15 @@ impl<D: BlockDevice> Log<D> {
         emptiest.sort_unstable();
         emptiest.truncate(missing);
         let gone: BTreeSet<u32> = emptiest.iter().map(|(_, region)| *region).collect();
+        let before = tier.live(number);
         tier.remove_where(|extent| {
             extent.place.device() == number && gone.contains(&extent.place.region())
         });
+        let after = tier.live(number);
+        self.stats.entries_evicted += before.entries - after.entries;
+        self.stats.evicted_bytes += (before.pages - after.pages) * PAGE_BYTES as u64;
         for region in gone {
+            self.stats.regions_reclaimed += 1;
             self.regions.dequeue(region);
             self.regions.release(region, false);
         }
