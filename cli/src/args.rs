@@ -7,9 +7,10 @@ use clap::builder::{BoolishValueParser, Resettable};
 use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
 use forebay_engine::limits::IO_TIMEOUT_DEFAULT_MS;
 
+use crate::cache::{CacheDirs, Name};
 use crate::host::{CoresArg, Poll};
 use crate::source::{ObjectUrl, Source};
-use crate::units::{Bytes, parse_duration, parse_mode, parse_span};
+use crate::units::{Bytes, Share, parse_duration, parse_mode, parse_span};
 
 /// A read cache in front of S3.
 ///
@@ -62,7 +63,7 @@ pub enum Command {
     /// Shows what a mount reads: hits and bytes per tier, origin bytes by reason, latencies.
     Stats(StatsArgs),
     /// Writes an object to standard output, through the engine but without a mount.
-    Cat(CatArgs),
+    Cat(Box<CatArgs>),
 }
 
 /// Where the objects are.
@@ -126,6 +127,54 @@ pub struct EngineArgs {
     pub io_timeout: Duration,
 }
 
+/// The cache on disk: there is one when `--cache-dir` is given.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct CacheArgs {
+    /// Directories (which must exist) or block devices that keep what was read, separated by `:` or
+    /// `,`. Without it the cache is memory only. A directory may be shared by many nodes: each has its
+    /// own part, DIR/GROUP/NODE.
+    #[arg(long, env = "FOREBAY_CACHE_DIR", value_name = "DIR[:DIR...]")]
+    pub cache_dir: Option<CacheDirs>,
+    /// Size of the cache on disk, over all directories together, which take equal parts; a bare
+    /// number is MiB. Without it: what each directory's file system has free beyond
+    /// --free-space-ratio, at most 8 TiB each; block devices are used whole.
+    #[arg(long, env = "FOREBAY_CACHE_SIZE", value_name = "SIZE", value_parser = parse_some_bytes)]
+    pub cache_size: Option<Bytes>,
+    /// Share of each directory's file system that is kept free, whoever fills it: when it falls
+    /// short, the cache gives space back.
+    #[arg(
+        long,
+        env = "FOREBAY_FREE_SPACE_RATIO",
+        value_name = "RATIO",
+        default_value = "0.1"
+    )]
+    pub free_space_ratio: Share,
+    /// Make a new cache where there is something that is not a cache of this version and node,
+    /// overwriting it. Caches of ours are kept.
+    #[arg(long, env = "FOREBAY_FORMAT", value_parser = yes_or_no())]
+    pub format: bool,
+    /// This node's name: names its part of a cache directory, and must stay the same for the cache
+    /// to be found again. Without it: the host name and a hash of the machine id.
+    #[arg(long, env = "FOREBAY_NODE_ID", value_name = "NAME")]
+    pub node_id: Option<Name>,
+    /// The group's name: names the group's part of a cache directory.
+    #[arg(
+        long,
+        env = "FOREBAY_CACHE_GROUP",
+        value_name = "NAME",
+        default_value = "default"
+    )]
+    pub cache_group: Name,
+}
+
+fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
+    match text.parse()? {
+        Bytes(0) => Err("it must be larger than zero".into()),
+        bytes => Ok(bytes),
+    }
+}
+
 const IO_TIMEOUT_DEFAULT: &str = "30s";
 const _: () = assert!(IO_TIMEOUT_DEFAULT_MS == 30_000);
 
@@ -143,6 +192,9 @@ pub struct MountArgs {
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// The cache on disk.
+    #[command(flatten)]
+    pub cache: CacheArgs,
     /// How the files look.
     #[command(flatten)]
     pub files: FileArgs,
@@ -248,6 +300,9 @@ pub struct CatArgs {
     /// How the engine runs.
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// The cache on disk.
+    #[command(flatten)]
+    pub cache: CacheArgs,
 }
 
 #[cfg(test)]
@@ -281,6 +336,35 @@ mod tests {
             (Duration::from_secs(1), 0o644)
         );
         assert_eq!((args.engine.memory, args.origin.path_style), (None, None));
+        let cache = &args.cache;
+        assert_eq!((&cache.cache_dir, cache.cache_size), (&None, None));
+        assert_eq!(cache.free_space_ratio.of(1000), 100);
+        assert_eq!(
+            (cache.cache_group.as_str(), cache.format),
+            ("default", false)
+        );
+    }
+
+    #[test]
+    fn the_cache_has_flags() {
+        let args = mount(&[
+            "--cache-dir",
+            "/a:/b",
+            "--cache-size",
+            "100",
+            "--free-space-ratio",
+            "0.25",
+            "--node-id",
+            "n1",
+            "--cache-group",
+            "train",
+            "--format",
+        ]);
+        let cache = args.unwrap().cache;
+        assert_eq!(cache.cache_dir.unwrap().iter().count(), 2);
+        assert_eq!(cache.cache_size, Some(Bytes(100 << 20)));
+        assert_eq!(cache.free_space_ratio.of(100), 25);
+        assert!(cache.format && cache.node_id.is_some());
     }
 
     #[test]
@@ -330,6 +414,11 @@ mod tests {
             ["--file-mode", "rw"],
             ["--fuse-threads", "1"],
             ["--poll", "never"],
+            ["--cache-dir", "/nvme*"],
+            ["--cache-size", "0"],
+            ["--free-space-ratio", "1"],
+            ["--cache-group", "a/b"],
+            ["--node-id", ".."],
         ] {
             assert!(mount(&args).is_err(), "{args:?}");
         }

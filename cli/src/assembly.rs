@@ -9,7 +9,8 @@ use forebay_engine::identity::Bucket;
 use forebay_origin_s3::{OriginConfig, OriginS3Runtime};
 
 use crate::args::{EngineArgs, OriginArgs};
-use crate::host::{DiskSource, Engine, EngineConfig};
+use crate::cache::Cache;
+use crate::host::{Engine, EngineConfig};
 
 /// A running engine and its origin.
 #[derive(Debug)]
@@ -20,20 +21,22 @@ pub struct Assembly<R: Reply> {
     pub origin: Arc<OriginS3Runtime>,
     /// The bucket, as identities name it.
     pub bucket: Arc<Bucket>,
+    /// The cache on disk. Dropped, and so unlocked, after the cores.
+    pub cache: Option<Cache>,
 }
 
-/// The engine's configuration from its flags.
+/// The engine's configuration from its flags; `disks` tells whether there will be a cache on disk.
 ///
 /// # Errors
 /// When the machine lacks what is asked for.
-pub fn engine_config(args: &EngineArgs) -> Result<EngineConfig> {
+pub fn engine_config(args: &EngineArgs, disks: bool) -> Result<EngineConfig> {
     let memory_bytes = args.memory.map(|bytes| bytes.0);
     EngineConfig::choose(
         args.cores.as_ref(),
         memory_bytes,
         args.poll,
         args.io_timeout,
-        false,
+        disks,
     )
 }
 
@@ -43,13 +46,19 @@ impl<R: Reply> Assembly<R> {
     ///
     /// # Errors
     /// An endpoint that is no URL, or what this machine lacks.
-    pub fn start(config: EngineConfig, origin: &OriginArgs, bucket: &str) -> Result<Self> {
+    pub fn start(
+        config: EngineConfig,
+        origin: &OriginArgs,
+        bucket: &str,
+        cache: Option<Cache>,
+    ) -> Result<Self> {
         let gets_max = config.memory.gets_max();
         let origin =
             OriginS3Runtime::start(origin_config(origin, gets_max), Arc::new(config.clock))?;
         let origin = Arc::new(origin);
         let for_cores = origin.clone();
-        let engine = Engine::start(config, Vec::<DiskSource>::new(), move |seat| {
+        let disks = cache.as_ref().map(Cache::sources).unwrap_or_default();
+        let engine = Engine::start(config, disks, move |seat| {
             Ok(for_cores.handle_for_core(seat.doorbell))
         })
         .context("cannot start the engine")?;
@@ -58,6 +67,7 @@ impl<R: Reply> Assembly<R> {
             engine,
             origin,
             bucket,
+            cache,
         })
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`host`] | runs engine cores on threads of this machine |
 //! | [`assembly`] | engine and origin put together |
+//! | [`cache`] | the cache on disk: directories, locks, opening, formats, free space |
 //! | [`args`] | the command line |
 //! | [`commands`] | what the commands do |
 //! | [`control`] | the control API of a mount: reports over a Unix socket |
@@ -21,6 +22,7 @@ use clap::FromArgMatches;
 pub mod args;
 pub mod assembly;
 pub mod background;
+pub mod cache;
 pub mod commands;
 pub mod control;
 pub mod host;

@@ -71,6 +71,47 @@ impl fmt::Display for Bytes {
     }
 }
 
+/// A part of a whole, from 0 to below 1: `0.1`, `.25`, or in percent, `10%`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Share {
+    millionths: u32,
+}
+
+impl Share {
+    /// This share of `whole`, rounded up.
+    pub fn of(self, whole: u64) -> u64 {
+        // Less than `whole`, or equal to it.
+        (u128::from(whole) * u128::from(self.millionths)).div_ceil(1_000_000) as u64
+    }
+}
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (number, scale) = match text.trim().strip_suffix('%') {
+            Some(percent) => (percent.trim_end(), 1e4),
+            None => (text.trim(), 1e6),
+        };
+        let plain = number.chars().all(|c| c.is_ascii_digit() || c == '.');
+        let value = number.parse::<f64>().ok().filter(|_| plain);
+        match value.map(|value| (value * scale).round()) {
+            Some(millionths) if millionths < 1e6 => Ok(Self {
+                millionths: millionths as u32,
+            }),
+            _ => Err(format!(
+                "`{text}` is no share: write a number from 0 to below 1, such as 0.1"
+            )),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", f64::from(self.millionths) / 1e6)
+    }
+}
+
 /// A duration: `30s`, `5m`, `1h`, `2d`, `250ms`, `10us`, or a bare number of seconds.
 ///
 /// # Errors
@@ -183,6 +224,28 @@ mod tests {
             "+5",
         ] {
             assert!(parsed(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn shares() {
+        let of = |text: &str, whole| text.parse::<Share>().map(|share| share.of(whole));
+        for (text, part) in [
+            ("0.1", 100),
+            ("0", 0),
+            (".25", 250),
+            ("10%", 100),
+            ("0.999", 999),
+        ] {
+            assert_eq!(of(text, 1000), Ok(part), "{text}");
+        }
+        assert_eq!(of("0.1", 1), Ok(1));
+        assert!(of("0.999999", u64::MAX).unwrap() < u64::MAX);
+        assert_eq!("0.1".parse::<Share>().unwrap().to_string(), "0.1");
+        for text in [
+            "", "1", "1.0", "-0.1", "x", "nan", "inf", "1e-1", "100%", "%",
+        ] {
+            assert!(of(text, 1000).is_err(), "{text}");
         }
     }
 

@@ -14,6 +14,8 @@ use forebay_engine::ports::{Full, ObjectMeta};
 
 use crate::args::CatArgs;
 use crate::assembly::{Assembly, engine_config};
+use crate::cache::Cache;
+use crate::cache::lock::is_held;
 use crate::source::ObjectUrl;
 use crate::units::Bytes;
 
@@ -31,11 +33,24 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 pub fn run(args: &CatArgs) -> Result<()> {
     let mut engine_args = args.engine.clone();
     engine_args.memory.get_or_insert(MEMORY_DEFAULT);
-    let config = engine_config(&engine_args)?;
-    let assembly = Assembly::<PieceReply>::start(config, &args.origin, &args.object.bucket)?;
+    let config = engine_config(&engine_args, args.cache.cache_dir.is_some())?;
+    let cache = open_cache(args, config.cores.cores())?;
+    let assembly = Assembly::<PieceReply>::start(config, &args.origin, &args.object.bucket, cache)?;
     let outcome = write_object(&assembly, args);
     let stopped = assembly.stop(STOP_TIMEOUT);
     outcome.and(stopped)
+}
+
+/// The cache, unless a mount has it: an object can be had without.
+fn open_cache(args: &CatArgs, cores: usize) -> Result<Option<Cache>> {
+    let opened = Cache::open(&args.cache, cores, &format!("cat {}", args.object));
+    opened.or_else(|error| match is_held(&error) {
+        true => {
+            eprintln!("forebay: reading without the cache on disk: {error:#}");
+            Ok(None)
+        }
+        false => Err(error),
+    })
 }
 
 fn write_object(assembly: &Assembly<PieceReply>, args: &CatArgs) -> Result<()> {

@@ -19,9 +19,12 @@ use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
 use crate::assembly::{Assembly, engine_config};
 use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
+use crate::cache::Cache;
+use crate::cache::running::purpose_of_mount;
 use crate::control::client::peer_pid;
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
+use crate::host::EngineConfig;
 use crate::host::engine::CoreDeath;
 use crate::mounts::{self, Detach, PlaceState};
 use reports::MountReports;
@@ -65,6 +68,7 @@ pub fn run(args: &MountArgs) -> Result<()> {
 /// Serves, away from the caller's terminal and directory.
 fn daemon(mut args: MountArgs, caller: &Caller) -> Result<()> {
     args.mount_point = mounts::spelled(&args.mount_point)?;
+    args.cache = args.cache.absolute()?;
     args.log_file = Some(log_path(
         args.log_file.as_deref(),
         &mounts::file_name_of(&args.mount_point),
@@ -95,13 +99,14 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     }
     let control = ControlSocket::bind(&socket_path(&dir, &place))?;
     let mounted = Arc::new(OnceLock::new());
-    let mut config = engine_config(&args.engine)?;
+    let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
     config.core_death = core_death(place.clone(), control.path().to_owned(), mounted.clone());
 
     let runtime = control_runtime()?;
     let (sender, ends) = mpsc::channel();
     watch_signals(&runtime, &sender)?;
-    let assembly = Assembly::<FuseReply>::start(config, &args.origin, &args.source.bucket)?;
+    let cache = open_cache(args, &place, &config, &ends)?;
+    let assembly = Assembly::<FuseReply>::start(config, &args.origin, &args.source.bucket, cache)?;
     let (origin, source) = (assembly.origin.clone(), args.source.clone());
     beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
 
@@ -135,6 +140,18 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome.and(stopped)
+}
+
+/// Opens the cache on disk; a disk that hangs does not keep the mount from being given up.
+fn open_cache(
+    args: &MountArgs,
+    place: &Path,
+    config: &EngineConfig,
+    ends: &mpsc::Receiver<End>,
+) -> Result<Option<Cache>> {
+    let (cache, cores) = (args.cache.clone(), config.cores.cores());
+    let purpose = purpose_of_mount(place);
+    beside(ends, move || Cache::open(&cache, cores, &purpose))?
 }
 
 /// Does `work` on a thread of its own; what ends the mount ends the wait for it at once.

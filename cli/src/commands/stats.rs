@@ -7,6 +7,7 @@ use anyhow::Result;
 use super::choose;
 use crate::args::StatsArgs;
 use crate::control::client::ControlClient;
+use crate::control::disk_report::DeviceCounts;
 use crate::control::report::{Percentiles, StatsReport};
 use crate::output::{json, percent, print, table};
 use crate::units::{Bytes, show_duration};
@@ -64,48 +65,51 @@ fn live(client: &ControlClient, interval: Duration, as_json: bool) -> Result<()>
     Ok(())
 }
 
-const HEADER: &str = "   reads/s     read/s  memory   origin/s  GET/s  retry/s  waiting  errors    hit p50/p99 us      miss p50/p99 us";
+const HEADER: &str = "   reads/s     read/s  memory    disk   origin/s  GET/s  retry/s  waiting  errors    hit p50/p99 us     disk p50/p99 us      miss p50/p99 us   written/s";
 
 /// Rates between two reports; latencies are since the mount began.
 fn rates(before: &StatsReport, now: &StatsReport) -> String {
     let seconds = (now.uptime_seconds - before.uptime_seconds).max(1e-3);
     let rate = |get: fn(&StatsReport) -> u64| get(now).saturating_sub(get(before)) as f64 / seconds;
     let bytes = |get: fn(&StatsReport) -> u64| Bytes(rate(get) as u64).to_string();
-    let hits = now
-        .tiers
-        .memory
-        .hits
-        .saturating_sub(before.tiers.memory.hits);
-    let misses = now
-        .tiers
-        .origin
-        .hits
-        .saturating_sub(before.tiers.origin.hits);
+    let since = |get: fn(&StatsReport) -> u64| get(now).saturating_sub(get(before));
+    let hits = since(|stats| stats.tiers.memory.hits);
+    let disk = since(|stats| stats.tiers.disk.hits);
+    let all = hits + disk + since(|stats| stats.tiers.origin.hits);
     let pair = |p: &Percentiles| format!("{:.0}/{:.0}", p.p50_us, p.p99_us);
     format!(
-        "{:>10.0} {:>10} {:>7} {:>10} {:>6.0} {:>8.0} {:>8} {:>7} {:>17} {:>20}",
+        "{:>10.0} {:>10} {:>7} {:>7} {:>10} {:>6.0} {:>8.0} {:>8} {:>7} {:>17} {:>19} {:>20} {:>11}",
         rate(|stats| stats.reads.answered),
         bytes(|stats| stats.reads.bytes),
-        percent(hits, hits + misses),
+        percent(hits, all),
+        percent(disk, all),
         bytes(|stats| stats.origin.bytes),
         rate(|stats| stats.origin.gets),
         rate(|stats| stats.origin.retries),
         now.reads.waiting,
         now.reads.errors.saturating_sub(before.reads.errors),
         pair(&now.latency.hit),
+        pair(&now.latency.disk),
         pair(&now.latency.miss),
+        bytes(written_bytes),
     )
+}
+
+/// Bytes written to all disks.
+fn written_bytes(stats: &StatsReport) -> u64 {
+    let written = |device: &DeviceCounts| {
+        device.filled_bytes + device.reinserted_bytes + device.overhead_bytes
+    };
+    stats.disk.devices.iter().map(written).sum()
 }
 
 /// Every counter, for people.
 fn all(stats: &StatsReport) -> String {
-    let sections = [
-        reads(stats),
-        origin(stats),
-        latency(stats),
-        cache(stats),
-        namespace(stats),
-    ];
+    let mut sections = vec![reads(stats), origin(stats), latency(stats), cache(stats)];
+    if !stats.disk.devices.is_empty() {
+        sections.push(disk(stats));
+    }
+    sections.push(namespace(stats));
     sections.join("\n")
 }
 
@@ -114,7 +118,8 @@ fn cells<const N: usize>(cells: [&str; N]) -> Vec<String> {
 }
 
 fn reads(stats: &StatsReport) -> String {
-    let total = stats.tiers.memory.hits + stats.tiers.origin.hits;
+    let tiers = &stats.tiers;
+    let total = tiers.memory.hits + tiers.disk.hits + tiers.origin.hits;
     let tier = |name: &str, hits: u64, bytes: u64| {
         vec![
             name.to_owned(),
@@ -125,8 +130,9 @@ fn reads(stats: &StatsReport) -> String {
     };
     let rows = [
         cells(["READS", "hits", "share", "bytes"]),
-        tier("memory", stats.tiers.memory.hits, stats.tiers.memory.bytes),
-        tier("origin", stats.tiers.origin.hits, stats.tiers.origin.bytes),
+        tier("memory", tiers.memory.hits, tiers.memory.bytes),
+        tier("disk", tiers.disk.hits, tiers.disk.bytes),
+        tier("origin", tiers.origin.hits, tiers.origin.bytes),
         tier("all", stats.reads.answered, stats.reads.bytes),
     ];
     let reads = &stats.reads;
@@ -181,6 +187,7 @@ fn latency(stats: &StatsReport) -> String {
     let rows = [
         cells(["LATENCY", "reads", "p50", "p90", "p99", "p99.9", "max"]),
         row("memory", &stats.latency.hit),
+        row("disk", &stats.latency.disk),
         row("origin", &stats.latency.miss),
     ];
     table(&rows, &[1, 2, 3, 4, 5, 6])
@@ -198,6 +205,77 @@ fn cache(stats: &StatsReport) -> String {
         cache.prefetch_dropped,
         cache.checksum_failures
     )
+}
+
+/// The cache on disk, a block of lines for each device.
+fn disk(stats: &StatsReport) -> String {
+    let disk = &stats.disk;
+    let mut text = format!(
+        "DISK  index {}, checksum tables {} (pages read {})\n",
+        Bytes(disk.index_bytes),
+        Bytes(disk.tables_bytes),
+        disk.table_reads
+    );
+    disk.devices
+        .iter()
+        .for_each(|device| text.push_str(&one_device(device)));
+    text
+}
+
+fn one_device(device: &DeviceCounts) -> String {
+    let bytes = |bytes| Bytes(bytes).to_string();
+    let why = match device.why.as_str() {
+        "" => String::new(),
+        why => format!(": {why}"),
+    };
+    let recovery = Duration::try_from_secs_f64(device.recovery_seconds).unwrap_or_default();
+    let lines = [
+        format!("{}  {}{why}", device.name, device.state.replace('_', "-")),
+        format!(
+            "  regions   {} of {}: small {}, main {}, free {}, not used {}; reclaimed {}",
+            device.regions,
+            bytes(device.region_bytes),
+            device.regions_small,
+            device.regions_main,
+            device.regions_free,
+            device.regions_lost,
+            device.regions_reclaimed
+        ),
+        format!(
+            "  entries   {} with {} (pinned {}), fragmentation {:.1} %; evicted {} with {}",
+            device.entries,
+            bytes(device.live_bytes),
+            device.entries_pinned,
+            device.fragmentation * 100.0,
+            device.entries_evicted,
+            bytes(device.evicted_bytes)
+        ),
+        format!(
+            "  written   fills {}, again {}, headers and tables {}: amplification {:.2}; fills dropped {} with {}",
+            bytes(device.filled_bytes),
+            bytes(device.reinserted_bytes),
+            bytes(device.overhead_bytes),
+            device.write_amplification,
+            device.fills_dropped,
+            bytes(device.dropped_bytes)
+        ),
+        format!(
+            "  read      {} reads with {}; errors {}, checksum failures {}, given up as slow {}, write errors {}",
+            device.reads,
+            bytes(device.read_bytes),
+            device.read_errors,
+            device.checksum_failures,
+            device.slow_reads,
+            device.write_errors
+        ),
+        format!(
+            "  recovery  {} entries in {}, {} read",
+            device.recovered_entries,
+            show_duration(recovery),
+            bytes(device.recovery_bytes)
+        ),
+    ];
+    lines.join("\n") + "\n"
 }
 
 fn namespace(stats: &StatsReport) -> String {
@@ -245,6 +323,34 @@ mod tests {
         names.left_out.insert("dot_component".into(), 2);
         names.left_out.insert("shadowed".into(), 0);
         StatsReport::new(&[core], names, uptime_seconds)
+    }
+
+    #[test]
+    fn every_device_has_its_lines() {
+        let mut report = report(5, 1.0);
+        assert!(!all(&report).contains("DISK"));
+        report.disk.devices = vec![
+            DeviceCounts {
+                name: "/nvme0".into(),
+                state: "read_only".into(),
+                why: "a write failed".into(),
+                write_amplification: 1.25,
+                ..DeviceCounts::default()
+            },
+            DeviceCounts {
+                name: "/nvme1".into(),
+                state: "serving".into(),
+                ..DeviceCounts::default()
+            },
+        ];
+        let text = all(&report);
+        for part in [
+            "/nvme0  read-only: a write failed",
+            "/nvme1  serving\n",
+            "amplification 1.25",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
     }
 
     #[test]

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::choose;
 use crate::args::StatusArgs;
 use crate::control::client::living;
+use crate::control::disk_report::DiskStatus;
 use crate::control::report::StatusReport;
 use crate::control::sockets::checked_runtime_dir;
 use crate::mounts::{Life, MountEntry, life, mount_table};
@@ -91,6 +92,7 @@ fn overview(mounts: &[Listed]) -> String {
         "CORES",
         "MEMORY",
         "CACHED",
+        "DISK",
         "PID",
         "VERSION",
     ];
@@ -104,6 +106,7 @@ fn overview(mounts: &[Listed]) -> String {
             status.core_cpus.len().to_string(),
             Bytes(status.memory.limit_bytes).to_string(),
             Bytes(status.memory.cached_bytes).to_string(),
+            disk_summary(&status.disks),
             status.pid.to_string(),
             status.version.clone(),
         ],
@@ -119,7 +122,7 @@ fn overview(mounts: &[Listed]) -> String {
             ]
         }
     }));
-    let mut text = table(&rows, &[3, 4, 5, 6, 7]);
+    let mut text = table(&rows, &[3, 4, 5, 6, 7, 8]);
     let lives = [Life::Killed, Life::Hangs, Life::Alive, Life::Unknown];
     for kind in lives {
         let has = |mount: &Listed| matches!(mount, Listed::NoAnswer { life, .. } if *life == kind);
@@ -127,6 +130,42 @@ fn overview(mounts: &[Listed]) -> String {
             let (name, meaning) = silence(kind);
             text.push_str(&format!("{name}: {meaning}\n"));
         }
+    }
+    text
+}
+
+/// What is cached on disk, or that not all of it works.
+fn disk_summary(disks: &[DiskStatus]) -> String {
+    let works = |disk: &&DiskStatus| matches!(disk.state.as_str(), "serving" | "recovering");
+    let cached = Bytes(disks.iter().map(|disk| disk.cached_bytes).sum());
+    match (disks.len(), disks.iter().filter(works).count()) {
+        (0, _) => "-".into(),
+        (all, working) if all == working => cached.to_string(),
+        (all, working) => format!("{cached} ({working} of {all} disks work)"),
+    }
+}
+
+/// One line for a directory or device.
+fn disk_line(disk: &DiskStatus) -> String {
+    let mut text = format!("{} {}", disk.name, disk.state.replace('_', "-"));
+    if !disk.why.is_empty() {
+        text.push_str(&format!(" ({})", disk.why));
+    }
+    text.push_str(&format!(
+        "; size {}, cached {} in {} entries, occupies {}",
+        Bytes(disk.size_bytes),
+        Bytes(disk.cached_bytes),
+        disk.entries,
+        Bytes(disk.occupied_bytes)
+    ));
+    if disk.allowed_bytes < disk.size_bytes {
+        text.push_str(&format!(
+            " (may occupy {} now: --free-space-ratio)",
+            Bytes(disk.allowed_bytes)
+        ));
+    }
+    if disk.buffered {
+        text.push_str("; through the page cache, there is no O_DIRECT");
     }
     text
 }
@@ -199,8 +238,10 @@ fn details(status: &StatusReport) -> String {
                 .map_or("standard error".into(), |path| path.display().to_string()),
         ),
     ];
+    let disks = status.disks.iter().map(|disk| ("disk", disk_line(disk)));
     let rows: Vec<Vec<String>> = rows
         .into_iter()
+        .chain(disks)
         .map(|(name, value)| vec![name.to_owned(), value])
         .collect();
     table(&rows, &[])
@@ -244,6 +285,34 @@ mod tests {
         assert_eq!(value[0]["mount_point"], "/data");
         assert_eq!(value[1]["state"], "no_answer");
         assert_eq!(value[1]["life"], "killed");
+    }
+
+    #[test]
+    fn every_disk_has_its_state_and_why() {
+        let disk = |name: &str, state: &str, why: &str| DiskStatus {
+            name: name.into(),
+            state: state.into(),
+            why: why.into(),
+            size_bytes: 4 << 30,
+            allowed_bytes: 3 << 30,
+            cached_bytes: 1 << 30,
+            ..DiskStatus::default()
+        };
+        let mut status = status();
+        assert_eq!(disk_summary(&status.disks), "-");
+        status.disks = vec![
+            disk("/a", "serving", ""),
+            disk("/b", "retired", "65 faults"),
+        ];
+        assert_eq!(disk_summary(&status.disks), "2 GiB (1 of 2 disks work)");
+        let text = details(&status);
+        for part in [
+            "/a serving; size 4 GiB",
+            "may occupy 3 GiB",
+            "/b retired (65 faults)",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
     }
 
     #[test]

@@ -2,12 +2,13 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`report`] | what `/status` and `/stats` answer: the keys of `--json` |
+//! | [`report`], [`disk_report`] | what `/status` and `/stats` answer: the keys of `--json` |
 //! | [`sockets`] | where sockets lie, and which of them are alive |
 //! | [`server`] | answers on the mount's side |
 //! | [`client`] | asks, on the command's side |
 
 pub mod client;
+pub mod disk_report;
 pub mod report;
 pub mod server;
 pub mod sockets;

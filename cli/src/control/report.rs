@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use forebay_engine::stats::{CoreStats, Reason};
 use serde::{Deserialize, Serialize};
 
+use super::disk_report::{DiskCounts, DiskStatus};
+
 /// `/status`: what a mount is.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
@@ -31,6 +33,9 @@ pub struct StatusReport {
     pub io_timeout_ms: u64,
     /// Memory.
     pub memory: MemoryStatus,
+    /// Each directory or device of the cache on disk; none without `--cache-dir`.
+    #[serde(default)]
+    pub disks: Vec<DiskStatus>,
     /// Where the daemon logs to; null for standard error.
     pub log_file: Option<PathBuf>,
 }
@@ -63,8 +68,11 @@ pub struct StatsReport {
     pub tiers: Tiers,
     /// What went to the origin.
     pub origin: OriginCounts,
-    /// What the caches hold.
+    /// What the memory tier holds.
     pub cache: CacheCounts,
+    /// What the cache on disk holds and did.
+    #[serde(default)]
+    pub disk: DiskCounts,
     /// Latencies by outcome, since the mount began.
     pub latency: Latencies,
     /// Names and files.
@@ -91,6 +99,9 @@ pub struct ReadCounts {
 pub struct Tiers {
     /// Answered from memory without waiting.
     pub memory: TierCounts,
+    /// Waited for the cache on disk, and for nothing farther away.
+    #[serde(default)]
+    pub disk: TierCounts,
     /// Waited for the origin.
     pub origin: TierCounts,
     /// Of those, joined a fetch that was already under way.
@@ -150,6 +161,9 @@ pub struct CacheCounts {
 pub struct Latencies {
     /// Reads answered from memory.
     pub hit: Percentiles,
+    /// Reads that waited for the cache on disk.
+    #[serde(default)]
+    pub disk: Percentiles,
     /// Reads that waited for the origin.
     pub miss: Percentiles,
 }
@@ -202,6 +216,10 @@ impl StatsReport {
                     hits: all.memory_hits,
                     bytes: all.memory_hit_bytes,
                 },
+                disk: TierCounts {
+                    hits: all.disk_hits,
+                    bytes: all.disk_hit_bytes,
+                },
                 origin: TierCounts {
                     hits: all.misses,
                     bytes: all.miss_bytes,
@@ -226,8 +244,10 @@ impl StatsReport {
                 checksum_failures: all.checksum_failures,
                 prefetch_dropped: all.prefetch_dropped,
             },
+            disk: DiskCounts::from(&all.disk),
             latency: Latencies {
                 hit: percentiles(&all.hit_latency_ns),
+                disk: percentiles(&all.disk_latency_ns),
                 miss: percentiles(&all.miss_latency_ns),
             },
             namespace,
@@ -296,10 +316,13 @@ mod tests {
         for path in [
             "/reads/answered",
             "/tiers/memory/hits",
+            "/tiers/disk/hits",
             "/tiers/origin/bytes",
             "/origin/bytes_by_reason/cold",
             "/origin/gets",
             "/cache/evictions",
+            "/disk/devices",
+            "/latency/disk/p50_us",
             "/latency/miss/p999_us",
             "/namespace/inodes",
             "/namespace/left_out",

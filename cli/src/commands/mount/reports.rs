@@ -10,6 +10,7 @@ use forebay_fuse::{FuseReply, Namespace};
 
 use crate::args::MountArgs;
 use crate::assembly::Assembly;
+use crate::cache::{Cache, WatchedCache};
 use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
 use crate::control::server::Reports;
 use crate::host::core_stats;
@@ -23,6 +24,7 @@ pub struct MountReports {
     client: Client<FuseReply>,
     namespace: Arc<Namespace<FuseReply>>,
     since: Instant,
+    cache: WatchedCache,
     fixed: StatusReport,
 }
 
@@ -56,12 +58,18 @@ impl MountReports {
                 limit_bytes: config.memory.total_bytes,
                 ..MemoryStatus::default()
             },
+            disks: Vec::new(),
             log_file,
         };
         Self {
             client: assembly.engine.client(),
             namespace,
             since: Instant::now(),
+            cache: assembly
+                .cache
+                .as_ref()
+                .map(Cache::watched)
+                .unwrap_or_default(),
             fixed,
         }
     }
@@ -83,6 +91,7 @@ impl Reports for MountReports {
         StatusReport {
             uptime_seconds: self.since.elapsed().as_secs_f64(),
             memory,
+            disks: self.cache.status(&all.disk),
             ..self.fixed.clone()
         }
     }

@@ -1,0 +1,209 @@
+//! A device for one thread that waits: opening, formatting, tools. Any [`BlockDevice`] does.
+
+use std::io;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow};
+use forebay_engine::arena::{Arena, Share};
+use forebay_engine::limits::CHUNK_BYTES;
+use forebay_engine::ports::{
+    BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, DeviceTag, Full,
+};
+use forebay_nvme_uring::UringFile;
+
+/// Operations under way at a time.
+pub const DEPTH: usize = 8;
+/// Buffers: so many chunks, and what the arena keeps for shares that are not used here.
+const ARENA_BYTES: usize = 2 * DEPTH * CHUNK_BYTES;
+/// Looks at the device before the thread sleeps between them.
+const SPINS: u32 = 100;
+/// How long it sleeps.
+const PAUSE: Duration = Duration::from_micros(50);
+
+/// A device, its buffers, and a thread that waits for each operation.
+#[derive(Debug)]
+pub struct Blocking<D> {
+    device: D,
+    arena: Arena,
+    under_way: usize,
+}
+
+impl Blocking<forebay_nvme_uring::UringDevice> {
+    /// On a file or block device.
+    ///
+    /// # Errors
+    /// When the kernel refuses memory or a ring.
+    pub fn on(file: &std::sync::Arc<UringFile>) -> Result<Self> {
+        Self::new(|arena| Ok(file.queue_pair(arena.addresses(), DEPTH)?))
+    }
+}
+
+impl<D: BlockDevice> Blocking<D> {
+    /// On the queue pair that `make` makes for the arena.
+    ///
+    /// # Errors
+    /// Of `make`, or when the kernel refuses memory.
+    pub fn new(make: impl FnOnce(&Arena) -> Result<D>) -> Result<Self> {
+        let arena = Arena::new(ARENA_BYTES).context("cannot map buffers")?;
+        Ok(Self {
+            device: make(&arena)?,
+            arena,
+            under_way: 0,
+        })
+    }
+
+    /// Size and granularity.
+    pub fn geometry(&self) -> DeviceGeometry {
+        self.device.geometry()
+    }
+
+    /// Fills `out`, several chunks at a time. Offset and length are whole sectors.
+    ///
+    /// # Errors
+    /// The first of the device's; what `out` holds then is undefined.
+    pub fn read(&mut self, offset_bytes: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        let mut outcome = Ok(());
+        let (mut asked, mut ended) = (0, 0);
+        while ended < asked || (outcome.is_ok() && asked < out.len()) {
+            while outcome.is_ok() && asked < out.len() && self.under_way < DEPTH {
+                let len_bytes = CHUNK_BYTES.min(out.len() - asked);
+                let lease = self
+                    .arena
+                    .lease(len_bytes, Share::Demand)
+                    .map_err(|_| DeviceError::Range)?;
+                self.submit(DeviceOp::Read {
+                    tag: DeviceTag(asked as u64),
+                    offset_bytes: offset_bytes + asked as u64,
+                    lease,
+                });
+                asked += len_bytes;
+            }
+            if let DeviceEvent::Read { tag, lease, result } = self.wait() {
+                let at = tag.0 as usize;
+                ended += lease.len();
+                out[at..at + lease.len()].copy_from_slice(lease.bytes());
+                outcome = outcome.and(result);
+            }
+        }
+        outcome
+    }
+
+    /// Writes `bytes`, whole sectors.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        for (chunk, at) in bytes.chunks(CHUNK_BYTES).zip((0..).step_by(CHUNK_BYTES)) {
+            let mut lease = self
+                .arena
+                .lease(chunk.len(), Share::Demand)
+                .map_err(|_| DeviceError::Range)?;
+            lease.bytes_mut().copy_from_slice(chunk);
+            let bytes = self.arena.freeze(lease);
+            self.submit(DeviceOp::Write {
+                tag: DeviceTag(0),
+                offset_bytes: offset_bytes + at as u64,
+                bytes,
+            });
+            if let DeviceEvent::Write { result, .. } = self.wait() {
+                result?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Everything written before is on stable media.
+    ///
+    /// # Errors
+    /// The device's.
+    pub fn flush(&mut self) -> Result<(), DeviceError> {
+        self.submit(DeviceOp::Flush { tag: DeviceTag(0) });
+        match self.wait() {
+            DeviceEvent::Flush { result, .. } => result,
+            _ => Ok(()),
+        }
+    }
+
+    /// There is room: never more than [`DEPTH`] are under way.
+    fn submit(&mut self, op: DeviceOp) {
+        let mut next = op;
+        while let Err(Full(back)) = self.device.submit(next) {
+            next = back;
+            self.device.commit();
+            std::thread::sleep(PAUSE);
+        }
+        self.under_way += 1;
+    }
+
+    fn wait(&mut self) -> DeviceEvent {
+        self.device.commit();
+        let mut looks = 0;
+        loop {
+            if let Some(event) = self.device.poll() {
+                self.under_way -= 1;
+                return event;
+            }
+            looks += 1;
+            if looks > SPINS {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+}
+
+/// What a device's error means to people.
+pub fn in_words(error: DeviceError) -> anyhow::Error {
+    match error {
+        DeviceError::NoSpace => anyhow!("no space is left (or a quota is used up)"),
+        DeviceError::ReadOnly => {
+            anyhow!("it takes no writes: it is read-only, or this user may not")
+        }
+        error => anyhow!(io::Error::other(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_nvme_uring::OpenOptions;
+
+    use super::*;
+
+    fn device(bytes: u64) -> (tempfile::TempDir, Arc<UringFile>) {
+        let dir = tempfile::tempdir().unwrap();
+        let options = OpenOptions {
+            capacity_bytes: Some(bytes),
+            create: true,
+            ..OpenOptions::default()
+        };
+        let file = UringFile::open(&dir.path().join("device"), &options).unwrap();
+        (dir, file)
+    }
+
+    #[test]
+    fn what_was_written_is_read() {
+        let (_dir, file) = device(64 << 20);
+        let mut device = Blocking::on(&file).unwrap();
+        let bytes: Vec<u8> = (0..21 * CHUNK_BYTES + 4096)
+            .map(|n| (n / 4096 * 7 + n) as u8)
+            .collect();
+        device.write(8192, &bytes).unwrap();
+        device.flush().unwrap();
+        let mut read = vec![0; bytes.len()];
+        device.read(8192, &mut read).unwrap();
+        assert!(read == bytes);
+        device.read(0, &mut read[..8192]).unwrap();
+        assert!(read[..8192].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn an_error_ends_a_long_read_and_the_device_goes_on() {
+        let (_dir, file) = device(8 << 20);
+        let mut device = Blocking::on(&file).unwrap();
+        let mut read = vec![0; 16 << 20];
+        assert_eq!(device.read(0, &mut read), Err(DeviceError::Range));
+        assert_eq!(device.write(1, &[0; 4096]), Err(DeviceError::Range));
+        assert_eq!(device.read(0, &mut read[..8 << 20]), Ok(()));
+    }
+}

@@ -1,0 +1,181 @@
+//! `--cache-dir`: which directories and devices, as people write them.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use forebay_engine::limits::DEVICES_MAX;
+
+/// Where a user-space driver's devices are told from paths.
+const PCI_PREFIX: &str = "pci:";
+
+/// Where one part of the cache is.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum CacheDir {
+    /// A directory, or a block device.
+    Path(PathBuf),
+}
+
+impl FromStr for CacheDir {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text.starts_with(PCI_PREFIX) {
+            return Err(format!(
+                "`{text}`: this version has no driver for devices by PCI address; give a directory, or a block device such as /dev/nvme0n1"
+            ));
+        }
+        if text.contains('*') {
+            return Err(format!(
+                "`{text}`: wildcards are not expanded; name each directory, separated by `:` or `,`"
+            ));
+        }
+        match text.trim() {
+            "" => Err("a directory is empty: name each one, separated by `:` or `,`".into()),
+            path => Ok(CacheDir::Path(path.into())),
+        }
+    }
+}
+
+impl fmt::Display for CacheDir {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CacheDir::Path(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// All of `--cache-dir`: at least one, each once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CacheDirs(Vec<CacheDir>);
+
+impl CacheDirs {
+    /// Each of them, in the order of the flag.
+    pub fn iter(&self) -> std::slice::Iter<'_, CacheDir> {
+        self.0.iter()
+    }
+
+    /// The same places by absolute paths: a daemon leaves the caller's directory.
+    ///
+    /// # Errors
+    /// When the present directory is gone.
+    pub fn absolute(&self) -> Result<Self> {
+        let absolute = |dir: &CacheDir| match dir {
+            CacheDir::Path(path) => std::path::absolute(path)
+                .map(CacheDir::Path)
+                .with_context(|| format!("cannot make --cache-dir {} absolute", path.display())),
+        };
+        let dirs = self.0.iter().map(absolute).collect::<Result<Vec<_>>>()?;
+        for (n, dir) in dirs.iter().enumerate() {
+            if dirs[..n].contains(dir) {
+                bail!("--cache-dir names {dir} twice: name it once");
+            }
+        }
+        Ok(Self(dirs))
+    }
+}
+
+impl FromStr for CacheDirs {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let dirs: Vec<CacheDir> = pieces(text)
+            .map(|piece| piece.parse())
+            .collect::<Result<_, _>>()?;
+        if let [_, _, ..] = dirs.as_slice()
+            && Path::new(text).exists()
+        {
+            return Err(format!(
+                "`{text}` exists, but `:` and `,` separate directories here and cannot be part of a name: give a symbolic link to it"
+            ));
+        }
+        if dirs.len() > DEVICES_MAX {
+            return Err(format!("at most {DEVICES_MAX} directories are supported"));
+        }
+        Ok(Self(dirs))
+    }
+}
+
+/// The parts between `:` and `,`. A PCI address (`pci:0000:5e:00.0`) has colons of its own, and ends
+/// with its function's number.
+fn pieces(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let now = rest?;
+        let address = match now.starts_with(PCI_PREFIX) {
+            true => now.find('.').unwrap_or(PCI_PREFIX.len()),
+            false => 0,
+        };
+        match now[address..].find([':', ',']) {
+            Some(at) => {
+                rest = Some(&now[address + at + 1..]);
+                Some(&now[..address + at])
+            }
+            None => {
+                rest = None;
+                Some(now)
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> Result<Vec<String>, String> {
+        let dirs: CacheDirs = text.parse()?;
+        Ok(dirs.iter().map(CacheDir::to_string).collect())
+    }
+
+    #[test]
+    fn both_separators_separate() {
+        assert_eq!(parsed("/a").unwrap(), ["/a"]);
+        assert_eq!(parsed("/a:/b,c").unwrap(), ["/a", "/b", "c"]);
+        assert_eq!(parsed("/dev/nvme0n1").unwrap(), ["/dev/nvme0n1"]);
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_a_reason() {
+        for (text, part) in [
+            ("", "empty"),
+            ("/a:", "empty"),
+            ("/a::/b", "empty"),
+            ("/nvme*", "wildcards"),
+            ("/a:/b*/c", "wildcards"),
+            ("pci:0000:5e:00.0", "PCI address"),
+            ("/a,pci:0000:5e:00.0:/b", "`pci:0000:5e:00.0`"),
+            (&vec!["/x"; 65].join(":"), "at most 64"),
+        ] {
+            let error = parsed(text).unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn addresses_keep_their_colons() {
+        let text = "/a:pci:0000:5e:00.0:/b,pci:1:2";
+        let all: Vec<&str> = pieces(text).collect();
+        assert_eq!(all, ["/a", "pci:0000:5e:00.0", "/b", "pci:1", "2"]);
+    }
+
+    #[test]
+    fn a_name_with_a_separator_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let odd = dir.path().join("a:b");
+        std::fs::create_dir(&odd).unwrap();
+        let error = parsed(odd.to_str().unwrap()).unwrap_err();
+        assert!(error.contains("symbolic link"), "{error}");
+    }
+
+    #[test]
+    fn absolute_and_each_once() {
+        let absolute = |text: &str| text.parse::<CacheDirs>().unwrap().absolute();
+        let here = std::env::current_dir().unwrap().join("x");
+        let expected = CacheDir::Path(here.clone());
+        assert_eq!(absolute("x").unwrap().iter().next(), Some(&expected));
+        let twice = format!("x:{}", here.display());
+        assert!(absolute(&twice).is_err());
+    }
+}

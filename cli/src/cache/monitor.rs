@@ -1,0 +1,136 @@
+//! Keeps `--free-space-ratio` of each directory's file system free: one thread for the process.
+
+use std::path::PathBuf;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use forebay_engine::disk::DeviceShared;
+use forebay_nvme_uring::UringFile;
+
+use super::gauge::{Gauge, Seen};
+use super::opening::OpenLog;
+use super::place::Place;
+use super::room::Room;
+use crate::units::{Bytes, Share};
+
+/// Between two looks.
+pub const TICK: Duration = Duration::from_secs(2);
+
+/// Watches until it is dropped.
+#[derive(Debug)]
+pub struct SpaceMonitor {
+    _stop: mpsc::Sender<()>,
+}
+
+impl SpaceMonitor {
+    /// Sets what each log may occupy, and watches the logs in directories. Block devices, and file systems
+    /// that do not tell their size, are not watched: all of them may be used.
+    ///
+    /// # Errors
+    /// When there can be no thread.
+    pub fn start(logs: &[OpenLog], ratio: Share) -> Result<Self> {
+        let mut watched = Watched::all(logs, ratio);
+        let (stop, stopped) = mpsc::channel();
+        if !watched.is_empty() {
+            // Never joined: a file system that hangs must not hold up the process's end.
+            std::thread::Builder::new()
+                .name("free-space".into())
+                .spawn(move || {
+                    while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TICK) {
+                        look(&mut watched, ratio);
+                    }
+                })
+                .context("cannot start a thread")?;
+        }
+        Ok(Self { _stop: stop })
+    }
+}
+
+/// One log in a directory.
+struct Watched {
+    dir: PathBuf,
+    file: Arc<UringFile>,
+    shared: Arc<DeviceShared>,
+    gauge: Gauge,
+}
+
+impl Watched {
+    fn all(logs: &[OpenLog], ratio: Share) -> Vec<Self> {
+        let rooms: Vec<Option<Room>> = logs
+            .iter()
+            .map(|log| match &log.place {
+                Place::Directory(dir) => Room::of(dir).ok().filter(|room| room.total_bytes > 0),
+                Place::Device(_) => None,
+            })
+            .collect();
+        let mut watched = Vec::new();
+        for (log, room) in logs.iter().zip(&rooms) {
+            let capacity_bytes = log.file.geometry().capacity_bytes;
+            let (Place::Directory(dir), Some(room)) = (&log.place, room) else {
+                log.shared
+                    .allowed_bytes
+                    .store(capacity_bytes, Ordering::Relaxed);
+                continue;
+            };
+            let seen = seen(&log.file, room, sharers(&rooms, room), ratio);
+            let gauge = Gauge::new(capacity_bytes, seen.unwrap_or(Seen::NOTHING));
+            log.shared
+                .allowed_bytes
+                .store(gauge.allowed_bytes(), Ordering::Relaxed);
+            watched.push(Self {
+                dir: dir.clone(),
+                file: log.file.clone(),
+                shared: log.shared.clone(),
+                gauge,
+            });
+        }
+        watched
+    }
+}
+
+fn look(watched: &mut [Watched], ratio: Share) {
+    // What does not answer now is left as it is: the cores see its errors themselves.
+    let rooms: Vec<Option<Room>> = watched
+        .iter()
+        .map(|watched| {
+            Room::of(&watched.dir)
+                .ok()
+                .filter(|room| room.total_bytes > 0)
+        })
+        .collect();
+    for (watched, room) in watched.iter_mut().zip(&rooms) {
+        let Some(room) = room else { continue };
+        let Some(seen) = seen(&watched.file, room, sharers(&rooms, room), ratio) else {
+            continue;
+        };
+        let before = watched.gauge.allowed_bytes();
+        if let Some(allowed) = watched.gauge.tick(seen) {
+            watched
+                .shared
+                .allowed_bytes
+                .store(allowed, Ordering::Relaxed);
+            tracing::info!(
+                "the cache in {} may occupy {} from now on, {} before: its file system has {} free, and it occupies {}",
+                watched.shared.name,
+                Bytes(allowed),
+                Bytes(before),
+                Bytes(room.free_bytes),
+                Bytes(seen.occupied_bytes)
+            );
+        }
+    }
+}
+
+fn sharers(rooms: &[Option<Room>], room: &Room) -> usize {
+    let same = |other: &&Room| other.device == room.device;
+    rooms.iter().flatten().filter(same).count()
+}
+
+fn seen(file: &UringFile, room: &Room, sharers: usize, ratio: Share) -> Option<Seen> {
+    Some(Seen {
+        occupied_bytes: file.allocated_bytes().ok()?,
+        slack_bytes: room.slack_bytes(ratio) / sharers.max(1) as i64,
+    })
+}

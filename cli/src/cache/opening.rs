@@ -1,0 +1,437 @@
+//! Opening a cache: whose is it, is it ours, how large shall it be; or making a new one.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use anyhow::{Context, Result, anyhow, bail};
+use forebay_engine::disk::DeviceShared;
+use forebay_engine::disk::geometry::{DATA_OFFSET_BYTES, Geometry};
+use forebay_engine::disk::layout::{LogId, NotOurs, Superblock};
+use forebay_engine::limits::PAGE_BYTES;
+use forebay_nvme_uring::{OpenError, OpenOptions, UringFile};
+
+use super::blocking::{Blocking, in_words};
+use super::dirs::CacheDirs;
+use super::lock::{DirLock, Held, user_of_device};
+use super::place::{NEW_LOG_FILE, Owner, Place, sync_dir};
+use super::room::Room;
+use crate::units::{Bytes, Share};
+
+/// What is read to tell whose a device is.
+const LOOK_BYTES: u64 = 128 << 10;
+
+/// What may be overwritten by a new cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overwrite {
+    /// Nothing: what is blank becomes a cache, what is ours is used.
+    Nothing,
+    /// What cannot be used: `--format`.
+    Unusable,
+    /// A cache of ours: `forebay cache format`.
+    Ours,
+    /// Anything: `forebay cache format --force`.
+    Anything,
+}
+
+/// What a cache shall be.
+#[derive(Clone, Debug)]
+pub struct CacheConfig {
+    /// Over all directories; none for the documented default.
+    pub size: Option<Bytes>,
+    /// Kept free on the file system of each directory.
+    pub free_space_ratio: Share,
+    /// What a new cache may be made over.
+    pub overwrite: Overwrite,
+    /// Whose.
+    pub owner: Owner,
+    /// Engine cores that will use it.
+    pub cores: usize,
+    /// What for, to whoever finds it in use: `mount /data`.
+    pub purpose: String,
+}
+
+/// One log, opened and locked.
+#[derive(Debug)]
+pub struct OpenLog {
+    /// What the cores share of it.
+    pub shared: Arc<DeviceShared>,
+    /// Its file or device, for the cores' queue pairs.
+    pub file: Arc<UringFile>,
+    /// Where it is.
+    pub place: Place,
+    /// Whether it was made now.
+    pub is_new: bool,
+    _lock: Option<DirLock>,
+}
+
+/// Where one part of a cache is, and how users name it.
+#[derive(Clone, Debug)]
+pub struct Named {
+    /// The directory or device, as it was given.
+    pub name: String,
+    /// What it means.
+    pub place: Place,
+}
+
+/// Opens all of a cache; makes what is not there.
+///
+/// # Errors
+/// The first place that cannot be used: what is wrong there, and what to do. What others hold is [`Held`].
+pub fn open(dirs: &CacheDirs, config: &CacheConfig) -> Result<Vec<OpenLog>> {
+    let named = dirs.iter().map(|dir| {
+        Ok(Named {
+            name: dir.to_string(),
+            place: Place::of(dir, &config.owner)?,
+        })
+    });
+    open_places(named.collect::<Result<_>>()?, config)
+}
+
+/// The same for places that are known.
+///
+/// # Errors
+/// See [`open`].
+pub fn open_places(places: Vec<Named>, config: &CacheConfig) -> Result<Vec<OpenLog>> {
+    let claims = places.into_iter().map(|named| Claim::take(named, config));
+    let claims = claims.collect::<Result<Vec<_>>>()?;
+    let sizes = sizes(&claims, config)?;
+    let logs = claims
+        .into_iter()
+        .zip(sizes)
+        .map(|(claim, size)| claim.open(size, config));
+    logs.collect()
+}
+
+/// A place that is locked for us.
+#[derive(Debug)]
+struct Claim {
+    name: String,
+    place: Place,
+    lock: Option<DirLock>,
+}
+
+impl Claim {
+    fn take(named: Named, config: &CacheConfig) -> Result<Self> {
+        let Named { name, place } = named;
+        place.prepare()?;
+        let lock = match &place {
+            Place::Directory(dir) => Some(DirLock::take(dir, &config.purpose)?),
+            // Its exclusive open is its lock.
+            Place::Device(_) => None,
+        };
+        Ok(Self { name, place, lock })
+    }
+
+    fn open(self, size_bytes: Option<u64>, config: &CacheConfig) -> Result<OpenLog> {
+        let path = self.place.log_path();
+        let (superblock, is_new) = match self.keep(&path, size_bytes, config)? {
+            Some(superblock) => (superblock, false),
+            None => (self.format(&path, size_bytes, config)?, true),
+        };
+        let file = self.open_file(&path, size_bytes, false)?;
+        file.trim()
+            .with_context(|| format!("cannot make {} smaller", path.display()))?;
+        let capacity_bytes = file.geometry().capacity_bytes;
+        let geometry = Geometry::fit(superblock.region_bytes, capacity_bytes);
+        let shared = DeviceShared::new(self.name, geometry, superblock.log);
+        Ok(OpenLog {
+            shared: Arc::new(shared),
+            file,
+            place: self.place,
+            is_new,
+            _lock: self.lock,
+        })
+    }
+
+    /// The superblock of a cache that can be used as it is; none when a new one is to be made.
+    fn keep(
+        &self,
+        path: &Path,
+        size_bytes: Option<u64>,
+        config: &CacheConfig,
+    ) -> Result<Option<Superblock>> {
+        let (found, capacity_bytes) = look(path, &self.place)?;
+        let size_bytes = size_bytes.unwrap_or(capacity_bytes);
+        let (refusal, may_be_replaced) = match found {
+            Err(NotOurs::Blank) => return Ok(None),
+            Err(other) => (
+                anyhow!("{}: {other}", path.display()),
+                matches!(config.overwrite, Overwrite::Unusable | Overwrite::Anything),
+            ),
+            Ok(superblock) if config.overwrite == Overwrite::Anything => {
+                tracing::debug!("made over the cache of {}", superblock.owner);
+                return Ok(None);
+            }
+            Ok(superblock) => match (self.others(&superblock, config), config.overwrite) {
+                (Some(why), overwrite) => (why, overwrite == Overwrite::Unusable),
+                (None, Overwrite::Ours) => return Ok(None),
+                (None, overwrite) => match self.misfit(&superblock, size_bytes, config) {
+                    None => return Ok(Some(superblock)),
+                    Some(why) => (why, overwrite == Overwrite::Unusable),
+                },
+            },
+        };
+        if may_be_replaced {
+            tracing::warn!("{refusal:#}; a new cache is made over it, as was asked for");
+            return Ok(None);
+        }
+        Err(refusal).with_context(|| {
+            format!(
+                "{name} is not used and left as it is (to overwrite it: `forebay cache format --force {name}`, or mount with --format)",
+                name = self.name
+            )
+        })
+    }
+
+    /// Why a cache is not this node's. In a directory each has its own part.
+    fn others(&self, superblock: &Superblock, config: &CacheConfig) -> Option<anyhow::Error> {
+        let owner = config.owner.to_string();
+        let is_device = matches!(self.place, Place::Device(_));
+        (is_device && superblock.owner != owner).then(|| {
+            anyhow!(
+                "{} is the cache of {}, and this node is {owner}: if it is the same node, give its --cache-group and --node-id",
+                self.place,
+                superblock.owner
+            )
+        })
+    }
+
+    /// Why a cache of ours cannot be used.
+    fn misfit(
+        &self,
+        superblock: &Superblock,
+        size_bytes: u64,
+        config: &CacheConfig,
+    ) -> Option<anyhow::Error> {
+        let geometry = Geometry::fit(superblock.region_bytes, size_bytes);
+        let needed = regions_needed(config.cores);
+        let region_bytes = u64::from(superblock.region_bytes);
+        (u64::from(geometry.regions) < needed).then(|| {
+            anyhow!(
+                "{} would have {} regions of {} with its size of {}, and {} engine cores need {needed}: give a larger \
+                 --cache-size (at least {} for this directory), or fewer --cores",
+                self.place,
+                geometry.regions,
+                Bytes(region_bytes),
+                Bytes(size_bytes),
+                config.cores,
+                Bytes(DATA_OFFSET_BYTES + needed * region_bytes)
+            )
+        })
+    }
+
+    /// Makes a new cache. In a directory the old one, if there is one, is replaced in one step.
+    fn format(
+        &self,
+        path: &Path,
+        size_bytes: Option<u64>,
+        config: &CacheConfig,
+    ) -> Result<Superblock> {
+        let Place::Directory(dir) = &self.place else {
+            let file = self.open_file(path, size_bytes, false)?;
+            return write_superblock(&file, config);
+        };
+        let new = dir.join(NEW_LOG_FILE);
+        match fs::remove_file(&new) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).with_context(|| format!("cannot remove {}", new.display()));
+            }
+            _ => {}
+        }
+        let file = self.open_file(&new, size_bytes, true)?;
+        let superblock =
+            write_superblock(&file, config).inspect_err(|_| drop(fs::remove_file(&new)))?;
+        fs::rename(&new, path)
+            .with_context(|| format!("cannot rename {} to {}", new.display(), path.display()))?;
+        sync_dir(dir)?;
+        Ok(superblock)
+    }
+
+    fn open_file(
+        &self,
+        path: &Path,
+        capacity_bytes: Option<u64>,
+        create: bool,
+    ) -> Result<Arc<UringFile>> {
+        let options = OpenOptions {
+            capacity_bytes,
+            create,
+            ..OpenOptions::default()
+        };
+        open_file(path, &options)
+    }
+}
+
+/// Opens a file or device; one that is busy says whose it is.
+pub(super) fn open_file(path: &Path, options: &OpenOptions) -> Result<Arc<UringFile>> {
+    UringFile::open(path, options).map_err(|error| match error {
+        OpenError::Busy(what) => anyhow!(Held {
+            holder: user_of_device(&what),
+            what,
+            advice: "give another device",
+        }),
+        error => anyhow!(error),
+    })
+}
+
+/// Regions that so many cores need at least.
+fn regions_needed(cores: usize) -> u64 {
+    8 * cores.max(1) as u64
+}
+
+/// What is at `path`, and how many bytes there are.
+fn look(path: &Path, place: &Place) -> Result<(Result<Superblock, NotOurs>, u64)> {
+    if let Place::Directory(_) = place {
+        let meta = match fs::symlink_metadata(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok((Err(NotOurs::Blank), 0));
+            }
+            meta => meta.with_context(|| format!("cannot look at {}", path.display()))?,
+        };
+        if !meta.is_file() {
+            bail!(
+                "{} is not a file: remove it, or give another --cache-dir",
+                path.display()
+            );
+        }
+        if meta.len() < PAGE_BYTES as u64 {
+            let empty = meta.len() == 0;
+            let found = if empty {
+                NotOurs::Blank
+            } else {
+                NotOurs::Foreign("a short file")
+            };
+            return Ok((Err(found), meta.len()));
+        }
+    }
+    let options = OpenOptions {
+        read_only: true,
+        ..OpenOptions::default()
+    };
+    let file = open_file(path, &options)?;
+    let mut device = Blocking::on(&file)?;
+    let found = read_superblock(&mut device)
+        .with_context(|| format!("cannot read the beginning of {}", path.display()))?;
+    Ok((found, device.geometry().capacity_bytes))
+}
+
+/// Reads the superblock, or what is there instead.
+///
+/// # Errors
+/// The device's.
+pub fn read_superblock<D: forebay_engine::ports::BlockDevice>(
+    device: &mut Blocking<D>,
+) -> Result<Result<Superblock, NotOurs>> {
+    let len_bytes = device.geometry().capacity_bytes.min(LOOK_BYTES);
+    let mut bytes = vec![0; len_bytes as usize];
+    device.read(0, &mut bytes).map_err(in_words)?;
+    Ok(Superblock::decode(&bytes))
+}
+
+/// Writes a new log's superblock and waits until it is on stable media. What lies before the first region
+/// is wiped, so that nothing else is found there.
+fn write_superblock(file: &Arc<UringFile>, config: &CacheConfig) -> Result<Superblock> {
+    let path = file.path().display();
+    let sized = file.geometry();
+    let geometry = Geometry::choose(sized.capacity_bytes, config.cores).with_context(|| {
+        format!("cannot make a cache at {path}: give a larger --cache-size, or fewer --cores")
+    })?;
+    let superblock = Superblock {
+        log: random_log_id()?,
+        region_bytes: geometry.region_bytes,
+        sector_bytes: sized.sector_bytes,
+        created_ns: now_ns(),
+        owner: config.owner.to_string(),
+    };
+    let mut device = Blocking::on(file)?;
+    let page = superblock.encode();
+    let rest = vec![0; DATA_OFFSET_BYTES as usize - page.len()];
+    let written = [(page.len() as u64, rest.as_slice()), (0, &page)]
+        .into_iter()
+        .try_for_each(|(at, bytes)| {
+            device.write(at, bytes)?;
+            device.flush()
+        });
+    written
+        .map_err(in_words)
+        .with_context(|| format!("cannot make a cache at {path}"))?;
+    tracing::info!(
+        "made a cache of {} at {path}, with {} regions of {}",
+        Bytes(sized.capacity_bytes),
+        geometry.regions,
+        Bytes(u64::from(geometry.region_bytes))
+    );
+    Ok(superblock)
+}
+
+fn random_log_id() -> Result<LogId> {
+    let mut bytes = [0; 16];
+    let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .context("the kernel gives no random numbers")?;
+    if filled < bytes.len() {
+        bail!("the kernel gives too few random numbers");
+    }
+    Ok(LogId(u128::from_le_bytes(bytes)))
+}
+
+/// Nanoseconds since 1970.
+pub fn now_ns() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since
+        .ok()
+        .and_then(|since| u64::try_from(since.as_nanos()).ok())
+        .unwrap_or(1)
+}
+
+/// How large each log shall be; none for all of a block device.
+fn sizes(claims: &[Claim], config: &CacheConfig) -> Result<Vec<Option<u64>>> {
+    if let Some(Bytes(total)) = config.size {
+        let part = total / claims.len() as u64 / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+        return Ok(vec![Some(part); claims.len()]);
+    }
+    let rooms = claims.iter().map(|claim| match &claim.place {
+        Place::Directory(dir) => Room::of(dir)
+            .map(Some)
+            .with_context(|| format!("cannot ask for the free space of {}", dir.display())),
+        Place::Device(_) => Ok(None),
+    });
+    let rooms = rooms.collect::<Result<Vec<Option<Room>>>>()?;
+    let one = |(claim, room): (&Claim, &Option<Room>)| {
+        let Some(room) = room else { return Ok(None) };
+        let same = |other: &&Option<Room>| other.is_some_and(|other| other.device == room.device);
+        let sharers = rooms.iter().filter(same).count();
+        default_size(claim, room, sharers, config.free_space_ratio).map(Some)
+    };
+    claims.iter().zip(&rooms).map(one).collect()
+}
+
+/// A log that is there keeps at least its size: its file is sparse, and what it may occupy follows the
+/// free space while it is used.
+fn default_size(claim: &Claim, room: &Room, sharers: usize, ratio: Share) -> Result<u64> {
+    let path: PathBuf = claim.place.log_path();
+    let (length, held) = match fs::metadata(&path) {
+        Ok(meta) => {
+            use std::os::unix::fs::MetadataExt;
+            (meta.len(), meta.blocks() * 512)
+        }
+        Err(_) => (0, 0),
+    };
+    let default = room.default_bytes(held, ratio, sharers);
+    let size = length.max(default / PAGE_BYTES as u64 * PAGE_BYTES as u64);
+    if size < DATA_OFFSET_BYTES {
+        bail!(
+            "the file system of {} has {} free of {}, which is no more than --free-space-ratio {ratio}: free some space, \
+             or set --cache-size and a smaller ratio",
+            claim.name,
+            Bytes(room.free_bytes),
+            Bytes(room.total_bytes)
+        );
+    }
+    Ok(size)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,127 @@
+//! A cache in use: opened, watched, and told about.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use anyhow::Result;
+use forebay_engine::disk::{DeviceShared, DiskStats};
+use forebay_nvme_uring::UringFile;
+
+use super::monitor::SpaceMonitor;
+use super::names::node_of_this_machine;
+use super::opening::{CacheConfig, OpenLog, Overwrite, open};
+use super::place::Owner;
+use crate::args::CacheArgs;
+use crate::control::disk_report::DiskStatus;
+use crate::host::DiskSource;
+
+/// A node's cache. Its locks are held until it is dropped, which must be after the engine's end.
+#[derive(Debug)]
+pub struct Cache {
+    logs: Vec<OpenLog>,
+    _monitor: SpaceMonitor,
+}
+
+impl Cache {
+    /// Opens what the flags name; none without `--cache-dir`. `purpose` says what for, to whoever finds it
+    /// in use.
+    ///
+    /// # Errors
+    /// The first place that cannot be used: what is wrong there, and what to do.
+    pub fn open(args: &CacheArgs, cores: usize, purpose: &str) -> Result<Option<Self>> {
+        let Some(dirs) = &args.cache_dir else {
+            return Ok(None);
+        };
+        let overwrite = match args.format {
+            true => Overwrite::Unusable,
+            false => Overwrite::Nothing,
+        };
+        let config = CacheConfig {
+            size: args.cache_size,
+            free_space_ratio: args.free_space_ratio,
+            overwrite,
+            owner: args.owner(),
+            cores,
+            purpose: purpose.to_owned(),
+        };
+        let logs = open(&dirs.absolute()?, &config)?;
+        for log in &logs {
+            let geometry = &log.shared.geometry;
+            tracing::info!(
+                "cache at {}: {} regions of {} MiB{}",
+                log.place,
+                geometry.regions,
+                geometry.region_bytes >> 20,
+                if log.is_new { ", new" } else { "" }
+            );
+        }
+        Ok(Some(Self {
+            _monitor: SpaceMonitor::start(&logs, args.free_space_ratio)?,
+            logs,
+        }))
+    }
+
+    /// What the engine's cores make their queue pairs of.
+    pub fn sources(&self) -> Vec<DiskSource> {
+        let source = |log: &OpenLog| DiskSource {
+            file: log.file.clone(),
+            shared: log.shared.clone(),
+        };
+        self.logs.iter().map(source).collect()
+    }
+
+    /// What is to be told of it while it is used.
+    pub fn watched(&self) -> WatchedCache {
+        let one = |log: &OpenLog| (log.file.clone(), log.shared.clone());
+        WatchedCache(self.logs.iter().map(one).collect())
+    }
+}
+
+/// What `status` looks at. Holds no lock.
+#[derive(Clone, Debug, Default)]
+pub struct WatchedCache(Vec<(Arc<UringFile>, Arc<DeviceShared>)>);
+
+impl WatchedCache {
+    /// Each directory and device as it is now; `disk` is what the cores know.
+    pub fn status(&self, disk: &DiskStats) -> Vec<DiskStatus> {
+        let one = |(file, shared): &(Arc<UringFile>, Arc<DeviceShared>)| {
+            let size_bytes = file.geometry().capacity_bytes;
+            let host = DiskStatus {
+                name: shared.name.clone(),
+                state: "recovering".into(),
+                size_bytes,
+                allowed_bytes: shared.allowed_bytes.load(Ordering::Relaxed).min(size_bytes),
+                occupied_bytes: file.allocated_bytes().unwrap_or(0),
+                buffered: !file.is_direct(),
+                ..DiskStatus::default()
+            };
+            host.with(disk)
+        };
+        self.0.iter().map(one).collect()
+    }
+}
+
+impl CacheArgs {
+    /// Whose cache it is.
+    pub fn owner(&self) -> Owner {
+        Owner {
+            group: self.cache_group.clone(),
+            node: self.node_id.clone().unwrap_or_else(node_of_this_machine),
+        }
+    }
+
+    /// The same flags with absolute paths.
+    ///
+    /// # Errors
+    /// When the present directory is gone.
+    pub fn absolute(mut self) -> Result<Self> {
+        self.cache_dir = self.cache_dir.map(|dirs| dirs.absolute()).transpose()?;
+        Ok(self)
+    }
+}
+
+/// How a mount names its use of a cache.
+pub fn purpose_of_mount(place: &Path) -> String {
+    format!("mount {}", place.display())
+}

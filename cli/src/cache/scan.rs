@@ -1,0 +1,318 @@
+//! Reads a log region by region, for tools: one region in memory at a time, no index.
+
+use anyhow::Result;
+use forebay_engine::checksum::BlockSeed;
+use forebay_engine::disk::geometry::Geometry;
+use forebay_engine::disk::layout::{
+    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, chain_of, decode_checksums,
+    decode_entries,
+};
+use forebay_engine::limits::{CHUNK_BYTES, PAGE_BYTES};
+use forebay_engine::ports::BlockDevice;
+
+use super::blocking::{Blocking, in_words};
+
+/// Pages read at a time while entries are checked.
+const WINDOW_PAGES: u32 = (8 * CHUNK_BYTES / PAGE_BYTES) as u32;
+
+/// What a region is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum State {
+    /// Full, with a footer.
+    Sealed,
+    /// Without a footer: being filled, or left so by a crash.
+    Open,
+    /// Holds nothing of this log.
+    Free,
+    /// Its header cannot be read.
+    Unreadable,
+}
+
+impl State {
+    /// The name that users see.
+    pub fn name(self) -> &'static str {
+        match self {
+            State::Sealed => "sealed",
+            State::Open => "open",
+            State::Free => "free",
+            State::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// One region, as its own structures describe it.
+#[derive(Clone, Debug)]
+pub struct Region {
+    /// Its number.
+    pub number: u32,
+    /// What it is.
+    pub state: State,
+    /// Its header, unless it is free or unreadable.
+    pub header: Option<RegionHeader>,
+    /// Its entries, by page. Some may have been replaced since by others in younger regions.
+    pub entries: Vec<EntryRecord>,
+    /// Checksum of each page from the region's first on; empty unless asked for.
+    pub checksums: Vec<u32>,
+    /// What is wrong with its structures.
+    pub troubles: Vec<String>,
+}
+
+impl Region {
+    fn without_header(number: u32, state: State) -> Self {
+        Self {
+            number,
+            state,
+            header: None,
+            entries: Vec::new(),
+            checksums: Vec::new(),
+            troubles: Vec::new(),
+        }
+    }
+
+    /// Bytes of its entries.
+    pub fn entry_bytes(&self) -> u64 {
+        let bytes = self.entries.iter().map(|entry| u64::from(entry.len_bytes));
+        bytes.sum()
+    }
+}
+
+/// What checking one entry came to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Checked {
+    /// Pages that were looked at.
+    pub pages: u64,
+    /// Pages that are not what was written.
+    pub wrong: u64,
+    /// Pages that the device could not read.
+    pub unreadable: u64,
+}
+
+impl Checked {
+    /// Whether any page is bad.
+    pub fn is_bad(&self) -> bool {
+        self.wrong + self.unreadable > 0
+    }
+
+    /// Adds another's.
+    pub fn add(&mut self, other: &Checked) {
+        self.pages += other.pages;
+        self.wrong += other.wrong;
+        self.unreadable += other.unreadable;
+    }
+}
+
+/// Reads regions of one log.
+#[derive(Debug)]
+pub struct Scanner<D> {
+    device: Blocking<D>,
+    log: LogId,
+    geometry: Geometry,
+}
+
+impl<D: BlockDevice> Scanner<D> {
+    /// Of the log on `device`.
+    pub fn new(device: Blocking<D>, log: LogId, geometry: Geometry) -> Self {
+        Self {
+            device,
+            log,
+            geometry,
+        }
+    }
+
+    /// Where the regions are.
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
+    }
+
+    fn pages(&mut self, region: u32, page: u32, pages: u32) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; pages as usize * PAGE_BYTES];
+        let offset = self.geometry.offset_bytes(region) + u64::from(page) * PAGE_BYTES as u64;
+        self.device.read(offset, &mut bytes).map_err(in_words)?;
+        Ok(bytes)
+    }
+
+    /// Region `number`; `with_checksums` for [`Scanner::check`].
+    pub fn region(&mut self, number: u32, with_checksums: bool) -> Region {
+        let page = match self.pages(number, 0, 1) {
+            Ok(page) => page,
+            Err(error) => {
+                let mut region = Region::without_header(number, State::Unreadable);
+                region.troubles.push(format!("header: {error:#}"));
+                return region;
+            }
+        };
+        let header = RegionHeader::decode(self.log, &page).filter(|header| header.region == number);
+        let Some(header) = header else {
+            return Region::without_header(number, State::Free);
+        };
+        let mut region = Region {
+            header: Some(header),
+            ..Region::without_header(number, State::Open)
+        };
+        if !self.footer(&header, with_checksums, &mut region) {
+            region.entries.clear();
+            self.walk(&header, with_checksums, &mut region);
+        }
+        region
+    }
+
+    /// Reads the footer. False when there is none that can be used.
+    fn footer(&mut self, header: &RegionHeader, with_checksums: bool, region: &mut Region) -> bool {
+        let page = match self.pages(region.number, self.geometry.trailer_page(), 1) {
+            Ok(page) => page,
+            Err(error) => {
+                region.troubles.push(format!("footer: {error:#}"));
+                return false;
+            }
+        };
+        let trailer = Trailer::decode(self.log, &page).filter(|trailer| {
+            trailer.region == region.number
+                && trailer.generation == header.generation
+                && trailer.entries > 0
+                && trailer.fits(&self.geometry)
+        });
+        let Some(trailer) = trailer else {
+            return false;
+        };
+        let entries = trailer.entries as usize;
+        let table_pages = Trailer::entry_table_pages(entries) as u32;
+        let table = self.pages(region.number, trailer.entry_table_page, table_pages);
+        let table = table.ok().filter(|table| trailer.holds_entries(table));
+        let records = table.and_then(|table| decode_entries(&table, entries, &self.geometry));
+        let Some(records) = records else {
+            region
+                .troubles
+                .push("the entry table of its footer is damaged".into());
+            return false;
+        };
+        region.entries = records;
+        region.state = State::Sealed;
+        if with_checksums {
+            self.checksum_table(&trailer, region);
+        }
+        true
+    }
+
+    fn checksum_table(&mut self, trailer: &Trailer, region: &mut Region) {
+        let (first, pages) = (
+            self.geometry.checksum_table_page(),
+            self.geometry.checksum_table_pages(),
+        );
+        match self.pages(region.number, first, pages) {
+            Ok(table) => {
+                if !trailer.holds_checksums(&table) {
+                    region
+                        .troubles
+                        .push("the checksum table of its footer is damaged".into());
+                }
+                region.checksums = decode_checksums(&table).into_vec();
+            }
+            Err(error) => region.troubles.push(format!("checksum table: {error:#}")),
+        }
+    }
+
+    /// Goes from batch header to batch header.
+    fn walk(&mut self, header: &RegionHeader, with_checksums: bool, region: &mut Region) {
+        let (mut page, mut chain) = (1, header.chain(self.log));
+        region.checksums = vec![0];
+        while let Some((batch, header_pages, next_chain)) = self.batch(region.number, page) {
+            let follows = batch.region == region.number
+                && batch.generation == header.generation
+                && batch.page == page
+                && batch.chain == chain;
+            let end = page + header_pages + batch.data_pages;
+            if !follows || end > self.geometry.checksum_table_page() {
+                break;
+            }
+            region.entries.extend_from_slice(&batch.entries);
+            if with_checksums {
+                let headers = std::iter::repeat_n(0, header_pages as usize);
+                region.checksums.extend(headers);
+                region.checksums.extend_from_slice(&batch.checksums);
+            }
+            (page, chain) = (end, next_chain);
+        }
+    }
+
+    /// The batch header at `page`, its length in pages, and the chain that the next one carries.
+    fn batch(&mut self, region: u32, page: u32) -> Option<(BatchHeader, u32, u64)> {
+        let limit = self.geometry.checksum_table_page();
+        let first = (page < limit).then(|| self.pages(region, page, 1))?.ok()?;
+        let header_pages = BatchHeader::peek(self.log, &first)?.header_pages as u32;
+        let bytes = match header_pages {
+            1 => first,
+            _ if page + header_pages > limit => return None,
+            _ => self.pages(region, page, header_pages).ok()?,
+        };
+        let batch = BatchHeader::decode(self.log, &bytes)?;
+        Some((batch, header_pages, chain_of(&bytes)))
+    }
+
+    /// Reads every page of every entry of `region`, which was read with its checksums, and tells how
+    /// each entry fared, in order.
+    pub fn check(&mut self, region: &Region, mut told: impl FnMut(&EntryRecord, Checked)) {
+        let mut window = Window::default();
+        for entry in &region.entries {
+            let seed = BlockSeed::of(entry.block);
+            let mut checked = Checked::default();
+            for n in 0..entry.pages() {
+                let page = entry.region_page + n;
+                let len = (entry.len_bytes as usize - n as usize * PAGE_BYTES).min(PAGE_BYTES);
+                checked.pages += 1;
+                let known = region.checksums.get(page as usize);
+                match (self.page_of(&mut window, region, page), known) {
+                    (None, _) => checked.unreadable += 1,
+                    (Some(bytes), Some(known)) => {
+                        let number = u32::from(entry.first_page) + n;
+                        let right = seed.checksum(number, &bytes[..len]) == *known;
+                        checked.wrong += u64::from(!right);
+                    }
+                    // Its checksum is not known: it cannot be told from a wrong one.
+                    (Some(_), None) => checked.wrong += 1,
+                }
+            }
+            told(entry, checked);
+        }
+    }
+
+    /// One page, from a window of many that was read at once; alone where the window cannot be read.
+    fn page_of<'w>(
+        &mut self,
+        window: &'w mut Window,
+        region: &Region,
+        page: u32,
+    ) -> Option<&'w [u8]> {
+        if !window.pages().contains(&page) {
+            let last = region.entries.last()?;
+            let mut end = (last.region_page + last.pages()).min(page + WINDOW_PAGES);
+            if page < window.narrow_until {
+                end = page + 1;
+            }
+            window.first = page;
+            window.bytes = match self.pages(region.number, page, end - page) {
+                Ok(bytes) => bytes,
+                Err(_) => {
+                    window.narrow_until = window.narrow_until.max(end);
+                    self.pages(region.number, page, 1).unwrap_or_default()
+                }
+            };
+        }
+        let at = page.checked_sub(window.first)? as usize * PAGE_BYTES;
+        window.bytes.get(at..at + PAGE_BYTES)
+    }
+}
+
+/// Pages that were read at once.
+#[derive(Debug, Default)]
+struct Window {
+    first: u32,
+    bytes: Vec<u8>,
+    /// Pages before this are read one by one: some of them cannot be read.
+    narrow_until: u32,
+}
+
+impl Window {
+    fn pages(&self) -> std::ops::Range<u32> {
+        self.first..self.first + (self.bytes.len() / PAGE_BYTES) as u32
+    }
+}
