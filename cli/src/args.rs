@@ -7,7 +7,7 @@ use clap::builder::{BoolishValueParser, Resettable};
 use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
 use forebay_engine::limits::IO_TIMEOUT_DEFAULT_MS;
 
-use crate::cache::{CacheDirs, Name};
+use crate::cache::{CacheDir, CacheDirs, Name};
 use crate::host::{CoresArg, Poll};
 use crate::source::{ObjectUrl, Source};
 use crate::units::{Bytes, Share, parse_duration, parse_mode, parse_span};
@@ -64,6 +64,9 @@ pub enum Command {
     Stats(StatsArgs),
     /// Writes an object to standard output, through the engine but without a mount.
     Cat(Box<CatArgs>),
+    /// Looks at caches on disk, checks them, makes them.
+    #[command(subcommand)]
+    Cache(CacheCommand),
 }
 
 /// Where the objects are.
@@ -154,6 +157,15 @@ pub struct CacheArgs {
     /// overwriting it. Caches of ours are kept.
     #[arg(long, env = "FOREBAY_FORMAT", value_parser = yes_or_no())]
     pub format: bool,
+    /// Whose part of a directory.
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+/// Whose part of a cache directory.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Cache")]
+pub struct NodeArgs {
     /// This node's name: names its part of a cache directory, and must stay the same for the cache
     /// to be found again. Without it: the host name and a hash of the machine id.
     #[arg(long, env = "FOREBAY_NODE_ID", value_name = "NAME")]
@@ -305,6 +317,79 @@ pub struct CatArgs {
     pub cache: CacheArgs,
 }
 
+/// `forebay cache`.
+#[derive(Debug, Subcommand)]
+pub enum CacheCommand {
+    /// Shows what a cache on disk is and what lies in it; reads tables, no data. Works beside a mount.
+    Inspect(InspectArgs),
+    /// Reads every page of every entry and checks it. Fails when anything is wrong. Changes nothing.
+    Verify(VerifyArgs),
+    /// Makes an empty cache, also over one of this node.
+    Format(FormatArgs),
+}
+
+/// `forebay cache inspect`.
+#[derive(Clone, Debug, Args)]
+pub struct InspectArgs {
+    /// Cache directories, a node's part of one (DIR/GROUP/NODE), or block devices.
+    #[arg(value_name = "DIR", required = true)]
+    pub dirs: Vec<CacheDir>,
+    /// A line for each region that holds something.
+    #[arg(long)]
+    pub regions: bool,
+    /// A line for each entry.
+    #[arg(long)]
+    pub entries: bool,
+    /// Print JSON; with --regions or --entries one object a line, the summary last.
+    #[arg(long)]
+    pub json: bool,
+    /// Whose part of a directory.
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+/// `forebay cache verify`.
+#[derive(Clone, Debug, Args)]
+pub struct VerifyArgs {
+    /// Cache directories, a node's part of one (DIR/GROUP/NODE), or block devices.
+    #[arg(value_name = "DIR", required = true)]
+    pub dirs: Vec<CacheDir>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Whose part of a directory.
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
+/// `forebay cache format`.
+#[derive(Clone, Debug, Args)]
+pub struct FormatArgs {
+    /// Cache directories, a node's part of one (DIR/GROUP/NODE), or block devices.
+    #[arg(value_name = "DIR", required = true)]
+    pub dirs: Vec<CacheDir>,
+    /// As for `mount`: over all of them together, in equal parts.
+    #[arg(long, env = "FOREBAY_CACHE_SIZE", value_name = "SIZE", value_parser = parse_some_bytes)]
+    pub cache_size: Option<Bytes>,
+    /// As for `mount`: decides the size when there is no --cache-size.
+    #[arg(
+        long,
+        env = "FOREBAY_FREE_SPACE_RATIO",
+        value_name = "RATIO",
+        default_value = "0.1"
+    )]
+    pub free_space_ratio: Share,
+    /// As for `mount`: decides the size of regions.
+    #[arg(long, env = "FOREBAY_CORES", value_name = "N|LIST")]
+    pub cores: Option<CoresArg>,
+    /// Overwrite whatever is there.
+    #[arg(long)]
+    pub force: bool,
+    /// Whose part of a directory.
+    #[command(flatten)]
+    pub node: NodeArgs,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -340,7 +425,7 @@ mod tests {
         assert_eq!((&cache.cache_dir, cache.cache_size), (&None, None));
         assert_eq!(cache.free_space_ratio.of(1000), 100);
         assert_eq!(
-            (cache.cache_group.as_str(), cache.format),
+            (cache.node.cache_group.as_str(), cache.format),
             ("default", false)
         );
     }
@@ -364,7 +449,7 @@ mod tests {
         assert_eq!(cache.cache_dir.unwrap().iter().count(), 2);
         assert_eq!(cache.cache_size, Some(Bytes(100 << 20)));
         assert_eq!(cache.free_space_ratio.of(100), 25);
-        assert!(cache.format && cache.node_id.is_some());
+        assert!(cache.format && cache.node.node_id.is_some());
     }
 
     #[test]

@@ -52,6 +52,7 @@ pub fn run() -> ExitCode {
         Command::Status(args) => commands::status::run(args),
         Command::Stats(args) => commands::stats::run(args),
         Command::Cat(args) => commands::cat::run(args),
+        Command::Cache(command) => commands::cache::run(command),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -266,7 +266,10 @@ impl Claim {
 }
 
 /// Opens a file or device; one that is busy says whose it is.
-pub(super) fn open_file(path: &Path, options: &OpenOptions) -> Result<Arc<UringFile>> {
+///
+/// # Errors
+/// [`Held`], or why it cannot be used.
+pub fn open_file(path: &Path, options: &OpenOptions) -> Result<Arc<UringFile>> {
     UringFile::open(path, options).map_err(|error| match error {
         OpenError::Busy(what) => anyhow!(Held {
             holder: user_of_device(&what),

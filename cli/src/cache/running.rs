@@ -12,7 +12,7 @@ use super::monitor::SpaceMonitor;
 use super::names::node_of_this_machine;
 use super::opening::{CacheConfig, OpenLog, Overwrite, open};
 use super::place::Owner;
-use crate::args::CacheArgs;
+use crate::args::{CacheArgs, NodeArgs};
 use crate::control::disk_report::DiskStatus;
 use crate::host::DiskSource;
 
@@ -41,7 +41,7 @@ impl Cache {
             size: args.cache_size,
             free_space_ratio: args.free_space_ratio,
             overwrite,
-            owner: args.owner(),
+            owner: args.node.owner(),
             cores,
             purpose: purpose.to_owned(),
         };
@@ -102,7 +102,7 @@ impl WatchedCache {
     }
 }
 
-impl CacheArgs {
+impl NodeArgs {
     /// Whose cache it is.
     pub fn owner(&self) -> Owner {
         Owner {
@@ -110,7 +110,9 @@ impl CacheArgs {
             node: self.node_id.clone().unwrap_or_else(node_of_this_machine),
         }
     }
+}
 
+impl CacheArgs {
     /// The same flags with absolute paths.
     ///
     /// # Errors

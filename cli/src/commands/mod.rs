@@ -1,5 +1,6 @@
 //! The commands, one file each.
 
+pub mod cache;
 pub mod cat;
 pub mod mount;
 pub mod stats;

@@ -1,0 +1,150 @@
+//! `forebay cache`: looks at caches on disk, checks them, makes them. Without a mount.
+
+mod format;
+mod inspect;
+mod verify;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use forebay_engine::disk::geometry::Geometry;
+use forebay_engine::disk::layout::Superblock;
+use forebay_nvme_uring::{OpenOptions, UringDevice, UringFile};
+
+use crate::args::{CacheCommand, NodeArgs};
+use crate::cache::CacheDir;
+use crate::cache::blocking::Blocking;
+use crate::cache::lock::{DirLock, LOCK_FILE, holder_of, user_of_device};
+use crate::cache::opening::{open_file, read_superblock};
+use crate::cache::place::{LOG_FILE, Place};
+use crate::cache::scan::Scanner;
+
+/// Runs one of the commands.
+///
+/// # Errors
+/// What is wrong, where, and what to do.
+pub fn run(command: &CacheCommand) -> Result<()> {
+    match command {
+        CacheCommand::Inspect(args) => inspect::run(args),
+        CacheCommand::Verify(args) => verify::run(args),
+        CacheCommand::Format(args) => format::run(args),
+    }
+}
+
+/// The cache that `dir` means: a block device, a node's part of a cache directory, or a cache
+/// directory with this node's part or just one.
+fn find(dir: &CacheDir, args: &NodeArgs) -> Result<Place> {
+    let CacheDir::Path(path) = dir;
+    if is_node_dir(path) {
+        return Ok(Place::Directory(path.clone()));
+    }
+    let place = Place::of(dir, &args.owner())?;
+    match &place {
+        Place::Directory(own) if !own.join(LOG_FILE).exists() => {}
+        _ => return Ok(place),
+    }
+    let mut others = node_dirs(path);
+    match others.len() {
+        1 => Ok(Place::Directory(others.remove(0))),
+        0 => bail!(
+            "there is no cache in {}: neither {place} nor another node's; `forebay cache format` makes one",
+            path.display()
+        ),
+        _ => {
+            let names: Vec<String> = others.iter().map(|dir| dir.display().to_string()).collect();
+            bail!(
+                "{} has no cache of this node ({place}), but those of {} others: name one of them: {}",
+                path.display(),
+                names.len(),
+                names.join(" ")
+            )
+        }
+    }
+}
+
+fn is_node_dir(path: &Path) -> bool {
+    path.join(LOG_FILE).is_file() || path.join(LOCK_FILE).is_file()
+}
+
+/// The parts of all nodes in a cache directory.
+fn node_dirs(path: &Path) -> Vec<PathBuf> {
+    let below = |dir: PathBuf| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path())
+    };
+    let mut found: Vec<PathBuf> = below(path.to_owned())
+        .flat_map(below)
+        .filter(|dir| dir.join(LOG_FILE).is_file())
+        .collect();
+    found.sort();
+    found
+}
+
+/// A cache, opened for looking at it.
+#[derive(Debug)]
+struct Looked {
+    place: Place,
+    superblock: Superblock,
+    file: Arc<UringFile>,
+    scanner: Scanner<UringDevice>,
+    /// Who uses it now, when somebody does.
+    held_by: Option<String>,
+    _lock: Option<DirLock>,
+}
+
+impl Looked {
+    /// Opens a cache for reading only; `purpose` takes its lock, or refuses when somebody has it.
+    fn at(place: Place, purpose: Option<&str>) -> Result<Self> {
+        let path = place.log_path();
+        let lock = match (&place, purpose) {
+            (Place::Directory(dir), Some(purpose)) => Some(DirLock::take(dir, purpose)?),
+            _ => None,
+        };
+        let options = OpenOptions {
+            read_only: true,
+            ..OpenOptions::default()
+        };
+        let file = open_file(&path, &options)?;
+        let held_by = match (&place, purpose) {
+            (Place::Directory(dir), None) => holder_of(dir),
+            (Place::Directory(_), Some(_)) => None,
+            (Place::Device(path), _) => device_holder(path),
+        };
+        if let (Some(_), Some(holder)) = (purpose, &held_by) {
+            bail!(
+                "{place} is in use by {holder}: end that first (`forebay cache inspect` works beside it)"
+            );
+        }
+        let mut device = Blocking::on(&file)?;
+        let superblock = read_superblock(&mut device)
+            .with_context(|| format!("cannot read {}", path.display()))?
+            .map_err(|found| anyhow::anyhow!("{}: {found}", path.display()))?;
+        let geometry = Geometry::fit(superblock.region_bytes, file.geometry().capacity_bytes);
+        let scanner = Scanner::new(device, superblock.log, geometry);
+        Ok(Self {
+            place,
+            superblock,
+            file,
+            scanner,
+            held_by,
+            _lock: lock,
+        })
+    }
+}
+
+/// Who has a block device, told by opening it as a user of it would.
+fn device_holder(path: &Path) -> Option<String> {
+    use std::os::unix::fs::OpenOptionsExt;
+    let flags = rustix::fs::OFlags::EXCL.bits();
+    let opened = fs::File::options()
+        .read(true)
+        .custom_flags(flags as i32)
+        .open(path);
+    let busy = rustix::io::Errno::BUSY.raw_os_error();
+    match opened {
+        Err(error) if error.raw_os_error() == Some(busy) => Some(user_of_device(path)),
+        _ => None,
+    }
+}
