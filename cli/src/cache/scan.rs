@@ -166,10 +166,7 @@ impl<D: BlockDevice> Scanner<D> {
             }
         };
         let trailer = Trailer::decode(self.log, &page).filter(|trailer| {
-            trailer.region == region.number
-                && trailer.generation == header.generation
-                && trailer.entries > 0
-                && trailer.fits(&self.geometry)
+            trailer.is_of(header) && trailer.entries > 0 && trailer.fits(&self.geometry)
         });
         let Some(trailer) = trailer else {
             return false;
