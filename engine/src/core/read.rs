@@ -337,6 +337,8 @@ impl<P: Platform> Core<P> {
         if read.deadline <= now {
             return self.refuse(read, ReadError::Deadline);
         }
+        // From here on it waits for the index: waking it must not take buffers.
+        read.route = Route::Memory;
         let footprint = read.footprint_bytes();
         if !read.admitted && !self.has_room_for(footprint) {
             let key = self.park(read);
