@@ -121,7 +121,7 @@ pub const DISK_EVICTION_PAUSE_MS: u64 = 10;
 /// A read of at most so many bytes is answered from disk without bringing its sub-blocks to memory,
 pub const DIRECT_READ_BYTES_MAX: usize = 32 << 10;
 /// until the sub-block that it begins in was read so so many times not long ago.
-pub const DIRECT_READS_MAX: u32 = 3;
+pub const DIRECT_READS_MAX: u32 = 2;
 /// One counter of such reads for so many bytes of memory: a counter is shared, and a sub-block keeps
 /// it only while it is read more often than the others together.
 pub const DIRECT_COUNTER_BYTES: usize = 4 * SUB_BLOCK_BYTES;

@@ -16,7 +16,7 @@ pub enum Reason {
     Prefetch,
     /// Arrived, but in an attempt that failed before they were whole; read again.
     Retry,
-    /// Of a block that had been evicted not long ago.
+    /// Of a block that had been evicted not long ago, or that a device held and could not give back.
     Evicted,
     /// The owner changed (groups).
     RingMoved,

@@ -7,7 +7,7 @@ use super::*;
 use crate::disk::geometry::Geometry;
 use crate::disk::layout::LogId;
 use crate::disk::{DeviceSeat, DeviceShared, DeviceStats, DiskConfig};
-use crate::limits::{BATCH_DELAY_MS, DEVICE_READ_MS_MAX, PAGE_BYTES};
+use crate::limits::{BATCH_DELAY_MS, DEVICE_READ_MS_MAX, DIRECT_READS_MAX, PAGE_BYTES};
 
 pub(super) const ARENA: u64 = 32 * MIB;
 pub(super) const OBJECT: u64 = 256 * MIB;
@@ -200,14 +200,14 @@ fn the_last_short_page_of_an_object_is_read_directly_too() {
 #[test]
 fn what_is_read_directly_again_and_again_moves_to_memory() {
     let (mut bench, _) = bench_with(&[(MIB, 64 * KIB)]);
-    for _ in 0..3 {
+    for _ in 0..DIRECT_READS_MAX {
         bench.get(MIB + 8 * KIB, 4 * KIB);
         assert!(!bench.is_in_memory(MIB));
     }
     bench.get(MIB + 8 * KIB, 4 * KIB);
     assert!(bench.is_in_memory(MIB));
     bench.get(MIB + 60 * KIB, 4 * KIB);
-    assert_eq!(bench.hits(), (1, 4, 1));
+    assert_eq!(bench.hits(), (1, 3, 1));
 }
 
 #[test]
