@@ -4,6 +4,7 @@
 //! | module | holds |
 //! |---|---|
 //! | [`sim`] | the production core on simulated ports and virtual time |
+//! | [`disk`] | the region log alone, compared with a plain model |
 //! | [`conformance`] | one suite for each port, over simulated and real adapters |
 //! | [`s3`] | an S3 server in this process, with faults and counts |
 //! | [`harness`] | the real programs as children: `forebay mount`, SeaweedFS |
@@ -13,6 +14,7 @@
 
 pub mod conformance;
 pub mod demo;
+pub mod disk;
 pub mod harness;
 pub mod s3;
 pub mod sim;

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use forebay_engine::identity::{Bucket, ObjectVersion, Validator};
+use forebay_engine::identity::{Bucket, ObjectId, ObjectVersion, Validator};
 use forebay_engine::ports::{ListEntry, ListPage, ListRequest, ObjectMeta, Time};
 
 use super::rng::mix;
@@ -13,9 +13,9 @@ const WORD_BYTES: u64 = 8;
 /// When virtual time began, as the store's own clock tells it: nanoseconds since 1970.
 const BEGINNING_NS: i128 = 1_700_000_000_000_000_000;
 
-/// What generates the bytes of `object`.
-fn content_seed(object: &ObjectVersion) -> u64 {
-    mix(object.id.0 as u64 ^ mix((object.id.0 >> 64) as u64))
+/// What generates the bytes of an object.
+fn content_seed(id: ObjectId) -> u64 {
+    mix(id.0 as u64 ^ mix((id.0 >> 64) as u64))
 }
 
 fn word(seed: u64, number: u64) -> [u8; WORD_BYTES as usize] {
@@ -37,7 +37,12 @@ fn first_word(seed: u64, offset: u64, len: usize) -> ([u8; 8], usize, u64, usize
 
 /// Writes the bytes of `object` from `offset` on.
 pub fn fill(object: &ObjectVersion, offset: u64, bytes: &mut [u8]) {
-    let seed = content_seed(object);
+    fill_id(object.id, offset, bytes);
+}
+
+/// Writes the bytes of the object `id` from `offset` on.
+pub fn fill_id(id: ObjectId, offset: u64, bytes: &mut [u8]) {
+    let seed = content_seed(id);
     let (first, skip, number, head) = first_word(seed, offset, bytes.len());
     let (start, rest) = bytes.split_at_mut(head);
     start.copy_from_slice(&first[skip..skip + head]);
@@ -53,7 +58,12 @@ pub fn fill(object: &ObjectVersion, offset: u64, bytes: &mut [u8]) {
 
 /// Where `bytes`, said to be those of `object` from `offset` on, are wrong first; to the word.
 pub fn first_wrong(object: &ObjectVersion, offset: u64, bytes: &[u8]) -> Option<u64> {
-    let seed = content_seed(object);
+    first_wrong_id(object.id, offset, bytes)
+}
+
+/// The same by the object's id alone.
+pub fn first_wrong_id(id: ObjectId, offset: u64, bytes: &[u8]) -> Option<u64> {
+    let seed = content_seed(id);
     let (first, skip, number, head) = first_word(seed, offset, bytes.len());
     let (start, rest) = bytes.split_at(head);
     if *start != first[skip..skip + head] {
