@@ -7,6 +7,7 @@
 //! | [`disk`] | the region log alone, compared with a plain model |
 //! | [`conformance`] | one suite for each port, over simulated and real adapters |
 //! | [`s3`] | an S3 server in this process, with faults and counts |
+//! | [`devices`] | block devices that stack over others, and places for real ones |
 //! | [`harness`] | the real programs as children: `forebay mount`, SeaweedFS |
 //! | [`demo`] | what `make demo` runs |
 
@@ -14,6 +15,7 @@
 
 pub mod conformance;
 pub mod demo;
+pub mod devices;
 pub mod disk;
 pub mod harness;
 pub mod s3;

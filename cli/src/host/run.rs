@@ -10,18 +10,28 @@ use forebay_engine::ring::Doorbell;
 use super::cores::Spin;
 use super::parker::Park;
 
-/// How long a core that was told to stop may go on turning while it still makes progress.
-pub const STOP_SPAN: Duration = Duration::from_secs(1);
+/// How long a core that was told to stop may go on, while it makes progress or its disks write what was
+/// fetched.
+pub const STOP_SPAN: Duration = Duration::from_secs(3);
+/// The longest sleep of a core that was told to stop.
+const STOP_SLEEP: Duration = Duration::from_millis(10);
 
 /// What the loop turns: a [`Core`], or in tests something simpler.
 pub trait Turns {
     /// See [`Core::turn`].
     fn turn(&mut self) -> Turn;
+
+    /// See [`Core::is_quiet`].
+    fn is_quiet(&self) -> bool;
 }
 
 impl<P: Platform> Turns for Core<P> {
     fn turn(&mut self) -> Turn {
         Core::turn(self, Budget::default())
+    }
+
+    fn is_quiet(&self) -> bool {
+        Core::is_quiet(self)
     }
 }
 
@@ -39,7 +49,8 @@ pub struct Seat<'a> {
     pub stop: &'a AtomicBool,
 }
 
-/// Turns `core` until it is told to stop and has nothing left to do.
+/// Turns `core` until it is told to stop and has nothing left to do: not even on its disks, within
+/// [`STOP_SPAN`].
 pub fn run(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) {
     let mut last_progress = seat.clock.now();
     let mut stop_since = None;
@@ -50,8 +61,12 @@ pub fn run(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) {
         let turn = core.turn();
         if stopping {
             let since = *stop_since.get_or_insert_with(|| seat.clock.now());
-            if !turn.progressed || seat.clock.now().since(since) > STOP_SPAN {
+            let over = seat.clock.now().since(since) > STOP_SPAN;
+            if over || (!turn.progressed && core.is_quiet()) {
                 return;
+            }
+            if !turn.progressed {
+                parker.park(Some(STOP_SLEEP));
             }
             continue;
         }
@@ -101,6 +116,9 @@ mod tests {
 
     /// Work that arrives by a counter, and a record of what the loop did with it.
     struct Counted {
+        /// Turns after the stop until it is quiet.
+        restless: u64,
+        stop: Arc<AtomicBool>,
         work: Arc<AtomicU64>,
         done: u64,
         turns: u64,
@@ -111,6 +129,9 @@ mod tests {
     impl Turns for Counted {
         fn turn(&mut self) -> Turn {
             self.turns += 1;
+            if self.stop.load(Ordering::Acquire) {
+                self.restless = self.restless.saturating_sub(1);
+            }
             let work = self.work.load(Ordering::Acquire);
             let progressed = work > self.done;
             self.done = work;
@@ -121,6 +142,10 @@ mod tests {
                 progressed,
                 wake_at,
             }
+        }
+
+        fn is_quiet(&self) -> bool {
+            self.restless == 0
         }
     }
 
@@ -139,6 +164,8 @@ mod tests {
             let (work, stop, doorbell) = (work.clone(), stop.clone(), doorbell.clone());
             std::thread::spawn(move || {
                 let mut core = Counted {
+                    restless: 3,
+                    stop: stop.clone(),
                     work,
                     done: 0,
                     turns: 0,
@@ -206,6 +233,7 @@ mod tests {
                 }
             });
             assert_eq!(core.done, 2_000);
+            assert_eq!(core.restless, 0, "it ended before its disks had settled");
         }
     }
 }

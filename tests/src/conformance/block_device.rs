@@ -18,10 +18,18 @@ const FILL_OPS_MAX: usize = 2_000;
 pub trait DeviceRig {
     /// The adapter.
     type Device: BlockDevice;
-    /// One queue pair. For [`suite`] at least 4 MiB large.
+    /// Told once, before all else: the arena that all buffers will come from.
+    fn lend(&mut self, arena: &Arena) {
+        let _ = arena;
+    }
+    /// The queue pair that is used now. For [`suite`] at least 4 MiB large.
     fn device(&mut self) -> &mut Self::Device;
     /// Lets some time pass, so that operations under way may end.
     fn pump(&mut self);
+    /// Drops the queue pair, whatever is under way, and makes another on the same device.
+    fn reopen(&mut self);
+    /// Makes another queue pair on the same device the one that is used, and keeps this one for the next call.
+    fn swap(&mut self);
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +67,9 @@ fn pattern(number: u64, len_bytes: usize) -> Vec<u8> {
 }
 
 impl<R: DeviceRig> Bench<R> {
-    fn new(rig: R) -> Result<Self, String> {
+    fn new(mut rig: R) -> Result<Self, String> {
         let arena = Arena::new(ARENA_BYTES).map_err(|error| format!("no arena: {error}"))?;
+        rig.lend(&arena);
         Ok(Self {
             rig,
             arena,
@@ -140,6 +149,7 @@ impl<R: DeviceRig> Bench<R> {
 
     /// Takes what has completed by now.
     fn take(&mut self, ended: &mut Vec<Ended>) -> Verdict {
+        self.rig.device().commit();
         while let Some(event) = self.rig.device().poll() {
             let (kind, tag, buffer, result, read) = match event {
                 DeviceEvent::Read { tag, lease, result } => {
@@ -258,6 +268,9 @@ pub fn suite<R: DeviceRig>(mut make: impl FnMut() -> R) -> Verdict {
     for seed in 0..4 {
         operations_in_any_order_agree_with_a_model(make(), seed)?;
     }
+    what_was_flushed_outlives_its_queue_pair(make())?;
+    a_dropped_queue_pair_gives_its_buffers_back(make())?;
+    queue_pairs_share_one_device(make())?;
     every_operation_ends(make(), 7)
 }
 
@@ -433,6 +446,85 @@ fn operations_in_any_order_agree_with_a_model<R: DeviceRig>(rig: R, seed: u64) -
             }
         }
         demand!(expected.is_empty(), "reads ended without their buffers");
+    }
+    bench.finish()
+}
+
+fn what_was_flushed_outlives_its_queue_pair<R: DeviceRig>(rig: R) -> Verdict {
+    let mut bench = Bench::new(rig)?;
+    let sector = bench.sector() as usize;
+    let written: Vec<_> = (0..16u64)
+        .map(|number| (number * 37 * sector as u64, pattern(number, 8 * sector)))
+        .collect();
+    for (offset, bytes) in &written {
+        bench.write(*offset, bytes)?;
+    }
+    let flush = DeviceOp::Flush { tag: bench.tag() };
+    let flushed = bench.run(flush)?;
+    demand!(
+        flushed.result.is_ok(),
+        "a flush failed: {:?}",
+        flushed.result
+    );
+    bench.rig.reopen();
+    for (offset, bytes) in &written {
+        bench.expect(*offset, bytes)?;
+    }
+    bench.finish()
+}
+
+/// Whatever was under way: nothing of the arena is kept, and each sector holds what it held or what was
+/// being written.
+fn a_dropped_queue_pair_gives_its_buffers_back<R: DeviceRig>(rig: R) -> Verdict {
+    const SLOTS: u64 = 16;
+    let mut bench = Bench::new(rig)?;
+    let sector = bench.sector() as usize;
+    let len_bytes = 16 * sector;
+    let (old, new) = (pattern(1, len_bytes), pattern(2, len_bytes));
+    let offset = |slot: u64| slot * len_bytes as u64;
+    for slot in 0..SLOTS {
+        bench.write(offset(slot), &old)?;
+    }
+    for slot in 0..SLOTS {
+        let write = bench.write_op(offset(slot), &new)?;
+        let read = bench.read_op(offset(slot), len_bytes)?;
+        let flush = DeviceOp::Flush { tag: bench.tag() };
+        for op in [write, read, flush] {
+            // What does not fit any more is not under way.
+            let _ = bench.submit(op)?;
+        }
+        if slot == SLOTS / 2 {
+            bench.rig.device().commit();
+        }
+    }
+    bench.rig.reopen();
+    bench.open.clear();
+    bench.arena.reclaim();
+    let (free, all) = (bench.arena.free_bytes(), bench.arena.capacity_bytes());
+    demand!(
+        free == all,
+        "a dropped queue pair keeps {} bytes of buffers",
+        all - free
+    );
+    for slot in 0..SLOTS {
+        for at in (0..len_bytes).step_by(sector) {
+            let offset = offset(slot) + at as u64;
+            let same = bench.expect(offset, &old[at..at + sector]).is_ok()
+                || bench.expect(offset, &new[at..at + sector]).is_ok();
+            demand!(same, "a sector is neither as before nor as written");
+        }
+    }
+    bench.finish()
+}
+
+fn queue_pairs_share_one_device<R: DeviceRig>(rig: R) -> Verdict {
+    let mut bench = Bench::new(rig)?;
+    let sector = bench.sector();
+    for round in 0..8u64 {
+        let bytes = pattern(round, 4 * sector as usize);
+        bench.write(round * sector, &bytes)?;
+        bench.rig.swap();
+        bench.expect(round * sector, &bytes)?;
     }
     bench.finish()
 }

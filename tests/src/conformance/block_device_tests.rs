@@ -34,11 +34,19 @@ enum Broken {
     SwapsBuffers,
     FullAndAcceptedToo,
     DiscardsTooMuch,
+    ForgetsWhenReopened,
+    KeepsBuffersWhenDropped,
+    SeesItsOwnDeviceOnly,
 }
 
 struct SimRig {
     clock: SimClock,
+    media: Rc<RefCell<SimMedia>>,
+    profile: DeviceProfile,
     device: BrokenDevice,
+    other: BrokenDevice,
+    /// What a broken device does not give back.
+    kept: Vec<BrokenDevice>,
 }
 
 struct BrokenDevice {
@@ -58,6 +66,20 @@ impl DeviceRig for SimRig {
         let next = self.device.inner.next_at();
         self.clock
             .advance_to(next.unwrap_or(self.clock.now() + Duration::from_micros(1)));
+    }
+    fn reopen(&mut self) {
+        let media = match self.device.how {
+            Broken::ForgetsWhenReopened => SimMedia::new(),
+            _ => self.media.clone(),
+        };
+        let device = broken(self.device.how, &media, &self.profile, &self.clock, 8);
+        let before = std::mem::replace(&mut self.device, device);
+        if before.how == Broken::KeepsBuffersWhenDropped {
+            self.kept.push(before);
+        }
+    }
+    fn swap(&mut self) {
+        std::mem::swap(&mut self.device, &mut self.other);
     }
 }
 
@@ -157,17 +179,40 @@ impl BlockDevice for BrokenDevice {
     }
 }
 
-fn rig_of(how: Broken, profile: DeviceProfile, seed: u64) -> SimRig {
-    let clock = SimClock::default();
-    let inner = SimDevice::new(SimMedia::new(), profile, clock.clone(), seed);
-    let device = BrokenDevice {
-        inner,
+fn broken(
+    how: Broken,
+    media: &Rc<RefCell<SimMedia>>,
+    profile: &DeviceProfile,
+    clock: &SimClock,
+    seed: u64,
+) -> BrokenDevice {
+    BrokenDevice {
+        inner: SimDevice::new(media.clone(), profile.clone(), clock.clone(), seed),
         how,
         events: 0,
         held: VecDeque::new(),
         spare: None,
+    }
+}
+
+fn rig_on(media: Rc<RefCell<SimMedia>>, how: Broken, profile: DeviceProfile, seed: u64) -> SimRig {
+    let clock = SimClock::default();
+    let others = match how {
+        Broken::SeesItsOwnDeviceOnly => SimMedia::new(),
+        _ => media.clone(),
     };
-    SimRig { clock, device }
+    SimRig {
+        device: broken(how, &media, &profile, &clock, seed),
+        other: broken(how, &others, &profile, &clock, seed + 1),
+        clock,
+        media,
+        profile,
+        kept: Vec::new(),
+    }
+}
+
+fn rig_of(how: Broken, profile: DeviceProfile, seed: u64) -> SimRig {
+    rig_on(SimMedia::new(), how, profile, seed)
 }
 
 #[test]
@@ -187,6 +232,9 @@ fn each_broken_device_is_caught() {
         Broken::SwapsBuffers,
         Broken::FullAndAcceptedToo,
         Broken::DiscardsTooMuch,
+        Broken::ForgetsWhenReopened,
+        Broken::KeepsBuffersWhenDropped,
+        Broken::SeesItsOwnDeviceOnly,
     ] {
         let verdict = suite(|| rig_of(how, profile(512), 3));
         assert!(verdict.is_err(), "{how:?} went unseen");
@@ -218,6 +266,10 @@ impl DeviceRig for Absent {
         &mut self.0
     }
     fn pump(&mut self) {}
+    fn reopen(&mut self) {
+        self.0 = NoDevice::default();
+    }
+    fn swap(&mut self) {}
 }
 
 #[test]
@@ -230,20 +282,11 @@ fn operations_end_on_no_device() {
 }
 
 fn bench_on(media: &Rc<RefCell<SimMedia>>, faults: DeviceFaults) -> Bench<SimRig> {
-    let clock = SimClock::default();
     let profile = DeviceProfile {
         faults,
         ..profile(512)
     };
-    let inner = SimDevice::new(media.clone(), profile, clock.clone(), 5);
-    let device = BrokenDevice {
-        inner,
-        how: Broken::No,
-        events: 0,
-        held: VecDeque::new(),
-        spare: None,
-    };
-    Bench::new(SimRig { clock, device }).unwrap()
+    Bench::new(rig_on(media.clone(), Broken::No, profile, 5)).unwrap()
 }
 
 #[test]
