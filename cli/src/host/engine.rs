@@ -427,9 +427,14 @@ pub fn core_stats<R: Reply>(client: &Client<R>, within: Duration) -> Vec<CoreSta
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::disk::DeviceShared;
+    use forebay_engine::disk::geometry::{Geometry, REGION_BYTES_MIN};
+    use forebay_engine::disk::layout::LogId;
     use forebay_engine::errors::{OriginError, OriginErrorKind};
     use forebay_engine::identity::{Bucket, ObjectVersion, Validator};
     use forebay_engine::ports::{OriginEvent, OriginOp, OriginTag};
+
+    use forebay_nvme_uring::{OpenOptions, UringFile};
 
     use super::super::disks::DiskSource;
     use super::*;
@@ -497,13 +502,17 @@ mod tests {
     }
 
     fn config(cores: usize) -> EngineConfig {
+        config_with(cores, false)
+    }
+
+    fn config_with(cores: usize, disks: bool) -> EngineConfig {
         let cores = CoresArg::Count(cores);
         EngineConfig::choose(
             Some(&cores),
             Some(2 << 30),
             Poll::Auto,
             Duration::from_secs(20),
-            false,
+            disks,
         )
         .unwrap()
     }
@@ -565,6 +574,54 @@ mod tests {
             cores.iter().filter(|core| core.reads > 0).count() > 1,
             "stripes spread over cores"
         );
+        engine.stop(LONG).unwrap();
+    }
+
+    /// A file of eight regions, as the cores of one process see it.
+    fn disk(path: &std::path::Path) -> DiskSource {
+        let geometry = Geometry {
+            region_bytes: REGION_BYTES_MIN,
+            regions: 8,
+        };
+        let options = OpenOptions {
+            capacity_bytes: Some(geometry.offset_bytes(geometry.regions)),
+            create: true,
+            ..OpenOptions::default()
+        };
+        DiskSource {
+            file: UringFile::open(path, &options).unwrap(),
+            shared: Arc::new(DeviceShared::new("disk".into(), geometry, LogId(7))),
+        }
+    }
+
+    #[test]
+    fn what_was_fetched_outlives_the_engine_on_its_disk() {
+        let dir = tempfile::tempdir().unwrap();
+        let start = |does| {
+            let disks = vec![disk(&dir.path().join("disk"))];
+            let origin = move |_| {
+                Ok(MadeUp {
+                    does,
+                    events: Default::default(),
+                })
+            };
+            Engine::<Channel>::start(config_with(2, true), disks, origin).unwrap()
+        };
+        let engine = start(Does::Fill(9));
+        for stripe in 0..4 {
+            ask(&engine, stripe << 24)
+                .recv_timeout(LONG)
+                .unwrap()
+                .unwrap();
+        }
+        engine.stop(LONG).unwrap();
+        let engine = start(Does::Refuse);
+        for stripe in 0..4 {
+            let bytes = ask(&engine, stripe << 24).recv_timeout(LONG).unwrap();
+            assert_eq!(bytes.unwrap(), [9; 4096]);
+        }
+        let refused = ask(&engine, 5 << 24).recv_timeout(LONG).unwrap();
+        assert!(refused.is_err(), "this was never fetched");
         engine.stop(LONG).unwrap();
     }
 
