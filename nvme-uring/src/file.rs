@@ -99,11 +99,21 @@ pub struct UringFile {
 /// Warnings that were given already.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
-    pub(crate) no_fixed_buffers: AtomicBool,
+    no_fixed_buffers: AtomicBool,
     pub(crate) older_kernel: AtomicBool,
 }
 
 impl Told {
+    pub(crate) fn no_fixed_buffers(&self, file: &UringFile, error: &io::Error) {
+        if Self::first(&self.no_fixed_buffers) {
+            tracing::warn!(
+                "{}: buffers are not registered with the kernel ({error}); each read and write costs a little \
+                 more. Raise the limit on locked memory (ulimit -l, LimitMEMLOCK=) to --memory",
+                file.path().display()
+            );
+        }
+    }
+
     /// True the first time.
     pub(crate) fn first(told: &AtomicBool) -> bool {
         !told.swap(true, Ordering::Relaxed)
@@ -167,8 +177,8 @@ impl UringFile {
     }
 
     /// A queue pair for the calling thread, with at most `depth` operations under way.
-    /// `arena_addresses` (see `Arena::addresses`) is registered as fixed memory, and so mapped at
-    /// once, where the limit on locked memory allows.
+    /// What is used of `arena_addresses` (see `Arena::addresses`) is registered as fixed memory, as far as
+    /// the limit on locked memory allows.
     ///
     /// # Errors
     /// When the kernel refuses a ring.

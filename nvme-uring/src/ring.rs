@@ -5,7 +5,9 @@
 //! ([`Ring::take_unsubmitted`]), or never (dropping a ring whose operations do not end leaks them).
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
@@ -85,6 +87,7 @@ impl Slot {
 /// count with `Rc`, so it is not `Send`.
 pub(crate) struct Ring {
     uring: IoUring,
+    file: Arc<UringFile>,
     slots: Slab<Slot>,
     fixed: FixedBuffers,
     /// Entries ever queued.
@@ -115,9 +118,10 @@ impl std::fmt::Debug for Ring {
 
 impl Ring {
     /// Room for `depth` operations, which must not exceed the entries of `uring`.
-    pub(crate) fn new(uring: IoUring, depth: usize, deferred: bool) -> Self {
+    pub(crate) fn new(uring: IoUring, file: Arc<UringFile>, depth: usize, deferred: bool) -> Self {
         Self {
             uring,
+            file,
             slots: Slab::with_capacity(depth),
             fixed: FixedBuffers::default(),
             queued: 0,
@@ -135,32 +139,55 @@ impl Ring {
         Ok(())
     }
 
-    /// Makes `file` what all operations work on.
-    pub(crate) fn register_file(&mut self, file: &UringFile) -> io::Result<()> {
+    /// Makes the file what all operations work on.
+    pub(crate) fn register_file(&mut self) -> io::Result<()> {
         self.uring
             .submitter()
-            .register_files(&[file.as_fd().as_raw_fd()])
+            .register_files(&[self.file.as_fd().as_raw_fd()])
     }
 
-    /// Lets the kernel keep the range's pages mapped, so that no operation has to. Without effect when
-    /// it fails.
-    pub(crate) fn register_buffers(&mut self, fixed: FixedBuffers) -> io::Result<()> {
-        let pieces: Vec<libc::iovec> = fixed
-            .pieces()
-            .map(|(at, len)| libc::iovec {
-                iov_base: std::ptr::with_exposed_provenance_mut(at),
-                iov_len: len,
-            })
-            .collect();
-        if pieces.is_empty() {
-            return Ok(());
+    /// From now on operations on buffers in `range` spare the kernel the look-up of their pages. Does
+    /// nothing more than make room in the kernel's table.
+    ///
+    /// # Errors
+    /// What the kernel says; operations are plain ones then.
+    pub(crate) fn use_fixed(&mut self, range: Range<usize>) -> io::Result<()> {
+        let fixed = FixedBuffers::over(range);
+        if fixed.pieces() > 0 {
+            let submitter = self.uring.submitter();
+            submitter.register_buffers_sparse(fixed.pieces() as u32)?;
         }
-        // SAFETY: the kernel checks the ranges and pins the pages that are mapped there now, so they stay
-        // allocated until the ring is gone whatever becomes of the mapping. It touches them only for
-        // operations of `entry`, which name memory of a buffer that the operation's slot owns.
-        unsafe { self.uring.submitter().register_buffers(&pieces) }?;
         self.fixed = fixed;
         Ok(())
+    }
+
+    /// The number of the registered buffer that holds the memory, which is registered when it is not
+    /// yet. None when the memory lies outside, or the kernel refuses.
+    fn fixed_index(&mut self, (address, len_bytes): (usize, usize)) -> Option<u16> {
+        let index = self.fixed.index(address, len_bytes)?;
+        if !self.fixed.is_registered(index) {
+            if let Err(error) = self.register_piece(index) {
+                // What is registered stays so in the kernel's table, unused.
+                self.fixed = FixedBuffers::default();
+                self.file.told.no_fixed_buffers(&self.file, &error);
+                return None;
+            }
+            self.fixed.set_registered(index);
+        }
+        u16::try_from(index).ok()
+    }
+
+    fn register_piece(&self, index: usize) -> io::Result<()> {
+        let piece = self.fixed.piece(index);
+        let piece = [libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(piece.start),
+            iov_len: piece.len(),
+        }];
+        let submitter = self.uring.submitter();
+        // SAFETY: the kernel checks the range and pins the pages that are mapped there now, so they stay
+        // allocated until the ring is gone whatever becomes of the mapping. It touches them only for
+        // operations of `entry`, which name memory of a buffer that the operation's slot owns.
+        unsafe { submitter.register_buffers_update(index as u32, &piece, None) }
     }
 
     /// Operations whose slots are here.
@@ -178,7 +205,8 @@ impl Ring {
         }
         let number = self.queued;
         let key = self.slots.insert(Slot { number, ..slot });
-        let entry = entry(&mut self.slots[key], &self.fixed).user_data(key as u64);
+        let fixed = memory(&self.slots[key]).and_then(|memory| self.fixed_index(memory));
+        let entry = entry(&mut self.slots[key], fixed).user_data(key as u64);
         // SAFETY: the entry names memory of the buffer in `slots[key]` only (see `entry`). The slot keeps
         // that buffer until the operation's completion was taken or the kernel never saw the entry, see
         // the head of this module. Nobody looks into a slot meanwhile; a read's bytes are not aliased, since a lease
@@ -335,8 +363,20 @@ impl Drop for Ring {
     }
 }
 
+/// Address and length of what is left of a slot's buffer.
+fn memory(slot: &Slot) -> Option<(usize, usize)> {
+    let bytes: &[u8] = match &slot.work {
+        Work::Read { lease, .. } => lease.bytes(),
+        Work::Write { bytes, .. } => bytes,
+        Work::Flush { .. } | Work::Discard { .. } => return None,
+    };
+    let rest = &bytes[slot.done_bytes..];
+    Some((rest.as_ptr().addr(), rest.len()))
+}
+
 /// The entry for what is left of a slot's operation. It names memory of the slot's own buffer only.
-fn entry(slot: &mut Slot, fixed: &FixedBuffers) -> squeue::Entry {
+/// `fixed` is the registered buffer that holds it.
+fn entry(slot: &mut Slot, fixed: Option<u16>) -> squeue::Entry {
     let done = slot.done_bytes;
     match &mut slot.work {
         Work::Read {
@@ -347,7 +387,7 @@ fn entry(slot: &mut Slot, fixed: &FixedBuffers) -> squeue::Entry {
             let rest = &mut lease.bytes_mut()[done..];
             let (at, len) = (rest.as_mut_ptr(), rest.len() as u32);
             let offset = *offset_bytes + done as u64;
-            match fixed.index(at.addr(), rest.len()) {
+            match fixed {
                 Some(index) => opcode::ReadFixed::new(FILE, at, len, index)
                     .offset(offset)
                     .build(),
@@ -362,7 +402,7 @@ fn entry(slot: &mut Slot, fixed: &FixedBuffers) -> squeue::Entry {
             let rest = &bytes[done..];
             let (at, len) = (rest.as_ptr(), rest.len() as u32);
             let offset = *offset_bytes + done as u64;
-            match fixed.index(at.addr(), rest.len()) {
+            match fixed {
                 Some(index) => opcode::WriteFixed::new(FILE, at, len, index)
                     .offset(offset)
                     .build(),

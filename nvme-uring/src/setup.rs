@@ -1,11 +1,11 @@
 //! A ring as good as this kernel has one, with the file and the arena registered.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use io_uring::{Builder, IoUring};
 
 use crate::file::{Told, UringFile};
-use crate::fixed::FixedBuffers;
 use crate::ring::Ring;
 
 /// Why there is no queue pair.
@@ -86,27 +86,18 @@ const KINDS: [Kind; 4] = [
 
 /// Makes the ring of one queue pair.
 pub(crate) fn ring(
-    file: &UringFile,
+    file: &Arc<UringFile>,
     arena_addresses: Range<usize>,
     depth: usize,
 ) -> Result<Ring, SetupError> {
     let (uring, deferred) = best(file, &KINDS, depth as u32)?;
-    let path = || file.path().display().to_string();
-    let mut ring = Ring::new(uring, depth, deferred);
-    ring.register_file(file)
-        .map_err(|error| SetupError::Register {
-            path: path(),
-            error,
-        })?;
-    let fixed = FixedBuffers::over(arena_addresses);
-    if let Err(error) = ring.register_buffers(fixed)
-        && Told::first(&file.told.no_fixed_buffers)
-    {
-        tracing::warn!(
-            "{}: buffers are not registered with the kernel ({error}); each read and write costs a little \
-             more. Raise the limit on locked memory (ulimit -l, LimitMEMLOCK=) to --memory",
-            path()
-        );
+    let mut ring = Ring::new(uring, file.clone(), depth, deferred);
+    ring.register_file().map_err(|error| SetupError::Register {
+        path: file.path().display().to_string(),
+        error,
+    })?;
+    if let Err(error) = ring.use_fixed(arena_addresses) {
+        file.told.no_fixed_buffers(file, &error);
     }
     Ok(ring)
 }
