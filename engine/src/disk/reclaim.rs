@@ -122,6 +122,11 @@ impl<D: BlockDevice> Log<D> {
 
     fn discard_later(&mut self, region: u32) {
         self.regions.set_state(region, State::Discarding);
+        // Other cores' entries in it are void from here on, not only when it is opened anew.
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.generation = entry.generation.wrapping_add(1).max(1);
+            self.shared.set_generation(region, entry.generation);
+        }
         self.discarding += 1;
         self.discards.push_back(region);
     }
