@@ -7,6 +7,10 @@ use super::{BlockKey, Index, Mask};
 use crate::core::s3fifo::Where;
 use crate::limits::{HITS_MAX, SUB_BLOCKS_PER_BLOCK};
 
+/// Busy blocks passed over in one queue before the other one is asked. The oldest come first: where so
+/// many are busy, what comes after them is as a rule.
+const BUSY_MAX: usize = 64;
+
 impl Index {
     /// Evicts the block that S3-FIFO would miss least, and returns the bytes that came free; none
     /// when nothing can go. Blocks that a fill is still completing go late, pieces that a parked
@@ -55,7 +59,7 @@ impl Index {
             block.place = place;
             self.queues.push(place, key);
             self.queues.grow(place, block.footprint_bytes);
-            if busy > self.queues.len_of(from) {
+            if busy > self.queues.len_of(from).min(BUSY_MAX) {
                 (busy, spent) = (0, from);
             }
         }
@@ -101,6 +105,9 @@ impl Index {
 
     /// Drops the pieces of a block that touch none of `keep`; returns the bytes that came free.
     fn remove_all_but(&mut self, key: BlockKey, keep: Mask) -> usize {
+        if self.blocks[key].present & !keep == 0 {
+            return 0;
+        }
         let before = self.blocks[key].footprint_bytes;
         for sub in 0..SUB_BLOCKS_PER_BLOCK {
             let Some(piece) = self.blocks[key].piece_at(sub) else {

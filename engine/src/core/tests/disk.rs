@@ -299,6 +299,41 @@ fn only_what_came_from_the_origin_is_kept() {
 }
 
 #[test]
+fn what_memory_serves_again_and_again_stays_on_disk() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, 1024 * MIB);
+    let (hot, cold) = (0, 4 * MIB);
+    bench.get(hot, MIB);
+    bench.get(cold, MIB);
+    // Once and a half of what the disk holds.
+    for n in 2..74 {
+        for chunk in 0..4 {
+            bench.get(n * 4 * MIB + chunk * MIB, MIB);
+        }
+        bench.settle();
+        bench.get(hot, MIB);
+    }
+    let stats = bench.core.stats();
+    assert!(bench.device().regions_reclaimed > 0);
+    assert_eq!(
+        stats.ledger.bytes(Reason::Evicted),
+        0,
+        "it was always at hand"
+    );
+    let on_disk = |offset| {
+        bench
+            .core
+            .parts
+            .disk
+            .present(bench.object.block(offset), 4 << 20)
+            != 0
+    };
+    assert!(on_disk(hot) && !on_disk(cold));
+    let direct = bench.core.stats().disk_hits;
+    assert!(direct <= 3, "it was read from disk {direct} times");
+}
+
+#[test]
 fn pieces_that_are_being_written_stay_in_memory_until_they_are() {
     let (mut bench, _) = bench_with(&[]);
     bench.get(0, MIB);
