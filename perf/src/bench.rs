@@ -1,5 +1,6 @@
 //! A bucket with large objects, the embedded S3 server, and the real `forebay mount` of it.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
@@ -16,6 +17,8 @@ pub struct Bench {
     mount: Mount,
     server: EmbeddedS3,
     dir: TempDir,
+    memory: String,
+    flags: Vec<OsString>,
 }
 
 impl Bench {
@@ -24,34 +27,50 @@ impl Bench {
     /// # Errors
     /// What the server or `forebay mount` said.
     pub fn start(objects: &[(String, u64)], memory: &str) -> Result<Self> {
+        let dir = tempfile::Builder::new().prefix("forebay-perf-").tempdir()?;
+        Self::start_in(dir, objects, memory, &[])
+    }
+
+    /// The same with more flags, and with its files in `dir`.
+    ///
+    /// # Errors
+    /// What the server or `forebay mount` said.
+    pub fn start_in(
+        dir: TempDir,
+        objects: &[(String, u64)],
+        memory: &str,
+        more_flags: &[OsString],
+    ) -> Result<Self> {
         let server = EmbeddedS3::start(Options::default())?;
         server.create_bucket(BUCKET);
         for (seed, (key, size_bytes)) in objects.iter().enumerate() {
             server.put_synthetic(BUCKET, key, *size_bytes, seed as u64);
         }
-        let credentials = Credentials {
-            access_key: server.options().access_key.clone(),
-            secret_key: server.options().secret_key.clone(),
-            region: "us-east-1".to_owned(),
-        };
-        let dir = tempfile::Builder::new().prefix("forebay-perf-").tempdir()?;
-        let point = dir.path().join("mnt");
-        std::fs::create_dir(&point)?;
-        let mount = Mount::new(
-            &point,
-            &MountOptions {
-                binary: None,
-                source: format!("s3://{BUCKET}"),
-                endpoint: &server.endpoint(),
-                credentials: Some(&credentials),
-                memory,
-                // Training mounts set minutes; metadata is no part of these figures.
-                flags: ["--attr-ttl", "1h", "--entry-ttl", "1h"]
-                    .map(Into::into)
-                    .into(),
-            },
-        )?;
-        Ok(Self { mount, server, dir })
+        std::fs::create_dir(dir.path().join("mnt"))?;
+        // Training mounts set minutes; metadata is no part of these figures.
+        let mut flags: Vec<OsString> = ["--attr-ttl", "1h", "--entry-ttl", "1h"]
+            .map(Into::into)
+            .into();
+        flags.extend_from_slice(more_flags);
+        Ok(Self {
+            mount: mount(&dir, &server, memory, &flags)?,
+            server,
+            dir,
+            memory: memory.to_owned(),
+            flags,
+        })
+    }
+
+    /// Unmounts in order and mounts again: what was in memory is gone.
+    ///
+    /// # Errors
+    /// What `forebay umount` or `forebay mount` said.
+    pub fn remount(self) -> Result<Self> {
+        self.mount.unmount()?;
+        Ok(Self {
+            mount: mount(&self.dir, &self.server, &self.memory, &self.flags)?,
+            ..self
+        })
     }
 
     /// The object's file in the mount.
@@ -89,4 +108,23 @@ impl Bench {
     pub fn end(self) -> Result<()> {
         self.mount.unmount()
     }
+}
+
+fn mount(dir: &TempDir, server: &EmbeddedS3, memory: &str, flags: &[OsString]) -> Result<Mount> {
+    let credentials = Credentials {
+        access_key: server.options().access_key.clone(),
+        secret_key: server.options().secret_key.clone(),
+        region: "us-east-1".to_owned(),
+    };
+    Mount::new(
+        &dir.path().join("mnt"),
+        &MountOptions {
+            binary: None,
+            source: format!("s3://{BUCKET}"),
+            endpoint: &server.endpoint(),
+            credentials: Some(&credentials),
+            memory,
+            flags: flags.to_vec(),
+        },
+    )
 }

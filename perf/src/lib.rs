@@ -4,6 +4,10 @@
 //! |---|---|
 //! | [`figures`] | one file for each figure: what is measured, and its target |
 //! | [`load`] | readers: sequential, random, many at once |
+//! | [`disk`] | the engine's disk tier in a loop of its own; traces, a model of its policy |
+//! | [`fio`] | the yardstick for disks |
+//! | [`turns`] | two sides that take turns, and their ratio |
+//! | [`run`] | how much is measured, and where files are put |
 //! | [`direct`] | O_DIRECT files and aligned buffers |
 //! | [`null_server`] | the yardstick: a FUSE server that answers reads with zeros |
 //! | [`bench`] | a bucket, its server and Forebay's mount of it |
@@ -15,9 +19,13 @@
 
 pub mod bench;
 pub mod direct;
+pub mod disk;
 pub mod figures;
+pub mod fio;
 pub mod load;
 pub mod null_server;
 pub mod process;
 pub mod report;
+pub mod run;
 pub mod samples;
+pub mod turns;

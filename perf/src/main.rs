@@ -5,9 +5,10 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use forebay_perf::figures::Figure;
+use forebay_perf::run::Run;
 use forebay_perf::{null_server, report, samples};
 
 /// Measures Forebay's figures. A missed target is reported, and no failure; what could not be
@@ -23,13 +24,19 @@ struct Args {
     /// Leave the page alone.
     #[arg(long, global = true)]
     no_page: bool,
+    /// Measure little, to see that a figure works: the numbers mean less, and the page is left alone.
+    #[arg(long, global = true)]
+    short: bool,
+    /// Where files of some GiB are made, on the disk to be measured. Default: beside this program.
+    #[arg(long, global = true, env = "FOREBAY_PERF_DIR")]
+    dir: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
 enum Cmd {
     /// Measures one figure; the last line is `NAME measured target ok|short`.
     Figure {
-        /// fuse-null, amplification, one-fetch-local or idle.
+        /// The figure's name; a wrong one lists all.
         name: String,
     },
     /// Measures all figures, and ends with all their lines.
@@ -84,13 +91,39 @@ fn run(args: &Args) -> Result<bool> {
 }
 
 fn measure(figure: Figure, args: &Args) -> Result<String> {
-    println!("{}:", figure.name());
-    let parts = figure.measure()?;
+    let run = Run {
+        short: args.short,
+        dir: match &args.dir {
+            Some(dir) => dir.clone(),
+            None => beside_this_program()?,
+        },
+    };
+    let mark = if run.short {
+        "SHORT RUN, no measurement: "
+    } else {
+        ""
+    };
+    ensure!(
+        !run.short || figure.has_short_run(),
+        "{} has no short run",
+        figure.name()
+    );
+    println!("{mark}{}:", figure.name());
+    let parts = figure.measure(&run)?;
     for part in &parts {
         println!("  {}: {}", part.name, part.detail);
     }
-    if !args.no_page {
+    if !args.no_page && !run.short {
         report::update(&args.page, figure.name(), &parts)?;
     }
-    Ok(samples::closing_line(figure.name(), &parts))
+    Ok(format!(
+        "{mark}{}",
+        samples::closing_line(figure.name(), &parts)
+    ))
+}
+
+fn beside_this_program() -> Result<PathBuf> {
+    let own = std::env::current_exe()?;
+    let dir = own.parent().context("this program lies in no directory")?;
+    Ok(dir.join("figures"))
 }

@@ -34,6 +34,39 @@ pub fn processor_time(pid: u32) -> Result<Duration> {
     ))
 }
 
+/// Processor time that this process's threads have used, user and system. Finer than
+/// [`processor_time`]; threads that have ended are left out.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn own_time() -> Result<Duration> {
+    let mut sum_ns = 0;
+    for task in fs::read_dir("/proc/self/task")? {
+        let path = task?.path().join("schedstat");
+        // A thread may end while the others are asked.
+        let Ok(text) = fs::read_to_string(&path) else {
+            continue;
+        };
+        let first = text.split_whitespace().next();
+        sum_ns += first
+            .and_then(|word| word.parse::<u64>().ok())
+            .with_context(|| format!("{}: not as expected: {text}", path.display()))?;
+    }
+    Ok(Duration::from_nanos(sum_ns))
+}
+
+/// Bytes that this process had read from storage, as the kernel counts.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn read_bytes() -> Result<u64> {
+    let text = fs::read_to_string("/proc/self/io")?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("read_bytes: "))
+        .and_then(|number| number.parse().ok())
+        .with_context(|| format!("/proc/self/io: not as expected: {text}"))
+}
+
 /// Resident memory of `pid` with its hugepages, in bytes.
 ///
 /// # Errors
@@ -95,11 +128,13 @@ mod tests {
             most >= before.min(32 << 20) + (60 << 20),
             "{before} then at most {most}"
         );
-        let start = processor_time(pid)?;
+        let (start, own) = (processor_time(pid)?, own_time()?);
         let mut x = 0u64;
         while processor_time(pid)? < start + Duration::from_millis(50) {
             x = std::hint::black_box(x + 1);
         }
+        let spent = own_time()? - own;
+        assert!(spent >= Duration::from_millis(20), "{spent:?}");
         Ok(())
     }
 }

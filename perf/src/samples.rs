@@ -42,6 +42,8 @@ pub enum Target {
     AtMost(f64),
     /// Less than this.
     Below(f64),
+    /// Nothing: the value is only told.
+    None,
 }
 
 impl Target {
@@ -51,6 +53,7 @@ impl Target {
             Target::AtLeast(least) => measured >= least,
             Target::AtMost(most) => measured <= most,
             Target::Below(bound) => measured < bound,
+            Target::None => true,
         }
     }
 }
@@ -61,6 +64,7 @@ impl std::fmt::Display for Target {
             Target::AtLeast(least) => write!(f, ">={least}"),
             Target::AtMost(most) => write!(f, "<={most}"),
             Target::Below(bound) => write!(f, "<{bound}"),
+            Target::None => f.write_str("-"),
         }
     }
 }

@@ -4,12 +4,19 @@
 //! target says `short`; neither the target nor the load is changed for that.
 
 mod amplification;
+mod device_4k;
+mod device_seq;
+mod fuse_disk;
 mod fuse_null;
 mod idle;
 mod one_fetch_local;
+mod replacement;
+mod restart;
+mod versus_foyer;
 
 use anyhow::{Result, bail};
 
+use crate::run::Run;
 use crate::samples::Part;
 
 /// Repetitions; medians of these count.
@@ -26,15 +33,36 @@ pub enum Figure {
     OneFetchLocal,
     /// Processor time while idle, memory under load.
     Idle,
+    /// Small reads from disk at random, against fio.
+    Device4k,
+    /// Long reads and fills, against fio.
+    DeviceSeq,
+    /// Reads of what is on disk through the mount, against fio and the local file system.
+    FuseDisk,
+    /// Misses and write amplification of the region log, against S3-FIFO and LRU.
+    MissRatio,
+    /// Hits when the data is twice the cache.
+    Overflow,
+    /// What recovery costs.
+    Restart,
+    /// Hits from disk, against foyer's block engine.
+    Foyer,
 }
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 4] = [
+    pub const ALL: [Figure; 11] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
         Figure::Idle,
+        Figure::Device4k,
+        Figure::DeviceSeq,
+        Figure::FuseDisk,
+        Figure::MissRatio,
+        Figure::Overflow,
+        Figure::Restart,
+        Figure::Foyer,
     ];
 
     /// The name on the command line and in the table.
@@ -44,6 +72,13 @@ impl Figure {
             Figure::Amplification => "amplification",
             Figure::OneFetchLocal => "one-fetch-local",
             Figure::Idle => "idle",
+            Figure::Device4k => "device-4k",
+            Figure::DeviceSeq => "device-seq",
+            Figure::FuseDisk => "fuse-disk",
+            Figure::MissRatio => "miss-ratio",
+            Figure::Overflow => "overflow",
+            Figure::Restart => "restart",
+            Figure::Foyer => "foyer",
         }
     }
 
@@ -65,13 +100,28 @@ impl Figure {
     ///
     /// # Errors
     /// When it could not be measured. A missed target is no error.
-    pub fn measure(self) -> Result<Vec<Part>> {
+    pub fn measure(self, run: &Run) -> Result<Vec<Part>> {
         match self {
             Figure::FuseNull => fuse_null::measure(),
             Figure::Amplification => amplification::measure(),
             Figure::OneFetchLocal => one_fetch_local::measure(),
             Figure::Idle => idle::measure(),
+            Figure::Device4k => device_4k::measure(run),
+            Figure::DeviceSeq => device_seq::measure(run),
+            Figure::FuseDisk => fuse_disk::measure(run),
+            Figure::MissRatio => replacement::miss_ratio(run),
+            Figure::Overflow => replacement::overflow(run),
+            Figure::Restart => restart::measure(run),
+            Figure::Foyer => versus_foyer::measure(run),
         }
+    }
+
+    /// Whether it can be measured in a short run.
+    pub fn has_short_run(self) -> bool {
+        !matches!(
+            self,
+            Figure::FuseNull | Figure::Amplification | Figure::OneFetchLocal | Figure::Idle
+        )
     }
 }
 

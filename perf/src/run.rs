@@ -1,0 +1,68 @@
+//! How much is measured, and where files are put.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+/// One run of the harness.
+#[derive(Clone, Debug)]
+pub struct Run {
+    /// Three repetitions of short spans, to see that a figure works. Says so wherever it is shown.
+    pub short: bool,
+    /// Where the files lie that the disk figures read: a directory on the disk to be measured.
+    pub dir: PathBuf,
+}
+
+impl Run {
+    /// Medians of so many count.
+    pub fn repetitions(&self) -> usize {
+        if self.short { 3 } else { 5 }
+    }
+
+    /// One measurement of one side takes at least this.
+    pub fn span(&self) -> Duration {
+        Duration::from_secs(if self.short { 1 } else { 3 })
+    }
+
+    /// `whole`, or in a short run a fourth of it.
+    pub fn amount(&self, whole: u64) -> u64 {
+        if self.short { whole / 4 } else { whole }
+    }
+
+    /// A directory of its own on the disk to be measured; gone when dropped.
+    ///
+    /// # Errors
+    /// When it cannot be made, or lies in memory.
+    pub fn scratch(&self) -> Result<TempDir> {
+        std::fs::create_dir_all(&self.dir)
+            .with_context(|| format!("cannot make {}", self.dir.display()))?;
+        let dir = tempfile::Builder::new()
+            .prefix("forebay-perf-")
+            .tempdir_in(&self.dir)?;
+        anyhow::ensure!(
+            !is_in_memory(dir.path())?,
+            "{} is in memory, not on a disk: give --dir DIR",
+            self.dir.display()
+        );
+        Ok(dir)
+    }
+}
+
+fn is_in_memory(path: &Path) -> Result<bool> {
+    const TMPFS: u32 = 0x0102_1994;
+    const RAMFS: u32 = 0x8584_58f6;
+    let kind = rustix::fs::statfs(path)?.f_type as u32;
+    Ok(kind == TMPFS || kind == RAMFS)
+}
+
+/// Drops what the kernel caches of files: pages, names, inodes.
+///
+/// # Errors
+/// Without root.
+pub fn drop_caches() -> Result<()> {
+    rustix::fs::sync();
+    std::fs::write("/proc/sys/vm/drop_caches", "3")
+        .context("cannot drop the page cache (this figure needs root)")
+}
