@@ -9,7 +9,8 @@ help:
 	@echo "make test             install what is missing, lint, run all tests (what CI runs)"
 	@echo "make build            optimised binaries in target/release"
 	@echo "make lint             formatting, clippy, crate arrows, licences"
-	@echo "make figure F=NAME    measure one figure: fuse-null, amplification, one-fetch-local, idle"
+	@echo "make figure F=NAME    measure one figure: fuse-null, amplification, one-fetch-local, idle,"
+	@echo "                      device-4k, device-seq, fuse-disk, miss-ratio, overflow, restart, foyer"
 	@echo "make figures          measure all figures; updates docs/performance.md"
 	@echo "make sim SEED=N       replay one seed of the simulator"
 	@echo "make clean            remove what was built"
@@ -29,7 +30,7 @@ lint:
 	@ci/lint
 
 figure: build
-	@test -n "$(F)" || { echo "make figure F=NAME; names: fuse-null amplification one-fetch-local idle" >&2; exit 2; }
+	@test -n "$(F)" || { echo "make figure F=NAME; make help lists the names" >&2; exit 2; }
 	$(TARGET)/release/forebay-perf figure $(F)
 
 figures: build
