@@ -334,8 +334,8 @@ pub fn read_superblock<D: forebay_engine::ports::BlockDevice>(
     Ok(Superblock::decode(&bytes))
 }
 
-/// Writes a new log's superblock and waits until it is on stable media. What lies before the first region
-/// is wiped, so that nothing else is found there.
+/// Writes a new log's superblock and waits until it is on stable media. What lies on a device before the
+/// first region is wiped, so that nothing else is found there.
 fn write_superblock(file: &Arc<UringFile>, config: &CacheConfig) -> Result<Superblock> {
     let path = file.path().display();
     let sized = file.geometry();
@@ -351,8 +351,12 @@ fn write_superblock(file: &Arc<UringFile>, config: &CacheConfig) -> Result<Super
     };
     let mut device = Blocking::on(file)?;
     let page = superblock.encode();
-    let rest = vec![0; DATA_OFFSET_BYTES as usize - page.len()];
-    let written = [(page.len() as u64, rest.as_slice()), (0, &page)]
+    // A new file is empty; a device may hold other signatures.
+    let wiped = match file.is_block_device() {
+        true => vec![0; DATA_OFFSET_BYTES as usize - page.len()],
+        false => Vec::new(),
+    };
+    let written = [(page.len() as u64, wiped.as_slice()), (0, &page)]
         .into_iter()
         .try_for_each(|(at, bytes)| {
             device.write(at, bytes)?;

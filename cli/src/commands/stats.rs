@@ -228,6 +228,10 @@ fn one_device(device: &DeviceCounts) -> String {
         "" => String::new(),
         why => format!(": {why}"),
     };
+    let amplification = match device.filled_bytes {
+        0 => "-".into(),
+        _ => format!("{:.2}", device.write_amplification),
+    };
     let recovery = Duration::try_from_secs_f64(device.recovery_seconds).unwrap_or_default();
     let lines = [
         format!("{}  {}{why}", device.name, device.state.replace('_', "-")),
@@ -251,11 +255,10 @@ fn one_device(device: &DeviceCounts) -> String {
             bytes(device.evicted_bytes)
         ),
         format!(
-            "  written   fills {}, again {}, headers and tables {}: amplification {:.2}; fills dropped {} with {}",
+            "  written   fills {}, again {}, headers and tables {}: amplification {amplification}; fills dropped {} with {}",
             bytes(device.filled_bytes),
             bytes(device.reinserted_bytes),
             bytes(device.overhead_bytes),
-            device.write_amplification,
             device.fills_dropped,
             bytes(device.dropped_bytes)
         ),
@@ -334,6 +337,7 @@ mod tests {
                 name: "/nvme0".into(),
                 state: "read_only".into(),
                 why: "a write failed".into(),
+                filled_bytes: 4,
                 write_amplification: 1.25,
                 ..DeviceCounts::default()
             },

@@ -1,4 +1,5 @@
-//! `make demo`: a real bucket, mounted, read in random order, every byte compared.
+//! `make demo`: a real bucket, mounted, read in random order, every byte compared; then the daemon is ended
+//! and started again, and every byte comes from its disk.
 //!
 //! | module | holds |
 //! |---|---|
@@ -15,6 +16,7 @@ mod table;
 mod verify;
 
 use std::ffi::OsString;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -23,10 +25,12 @@ use anyhow::{Result, bail, ensure};
 use crate::harness::{BucketClient, Mount, MountOptions};
 use server::Server;
 use sources::Sources;
-use table::Table;
+use table::{Restarted, Table};
 
 /// The cache's ceiling: the bucket fits, so each byte has to come from S3 once.
 const MEMORY: &str = "1536MiB";
+/// The cache on disk: the bucket fits.
+const CACHE_SIZE: &str = "3GiB";
 /// Origin bytes over unique bytes may be this at most.
 const ORIGIN_RATIO_MAX: f64 = 1.01;
 
@@ -83,26 +87,15 @@ fn with_bucket(
     server: &Server,
     client: &BucketClient,
     sources: &Sources,
-    dir: &std::path::Path,
+    dir: &Path,
     start: Instant,
     stop: &Stop,
 ) -> Result<()> {
     fill(client, sources, start, stop)?;
-    let point = dir.join("mnt");
+    let (point, cache) = (dir.join("mnt"), dir.join("cache"));
     std::fs::create_dir(&point)?;
-    let mount = Mount::new(
-        &point,
-        &MountOptions {
-            binary: None,
-            source: format!("s3://{}", client.bucket()),
-            endpoint: &server.endpoint(),
-            credentials: server.credentials(),
-            memory: MEMORY,
-            flags: ["--attr-ttl", "1s", "--entry-ttl", "1s"]
-                .map(OsString::from)
-                .into(),
-        },
-    )?;
+    std::fs::create_dir(&cache)?;
+    let mount = mount(server, client, &point, &cache)?;
     say(
         start,
         &format!("mounted at {} (daemon {})", point.display(), mount.pid()),
@@ -119,23 +112,82 @@ fn with_bucket(
     let overwritten = overwrite::show(&point, client, stop)?;
 
     let stats = mount.stats()?;
-    let unique_bytes = sources.total_bytes() + overwritten.unique_bytes;
+    let origin_count = server.body_bytes();
+    println!("\nforebay stats:");
+    mount.show("stats")?;
+    mount.unmount()?;
+    let restarted = restart(server, client, sources, dir, start, stop)?;
     let table = Table {
         first,
         second,
         stats,
-        unique_bytes,
-        origin_count: server.body_bytes(),
+        unique_bytes: sources.total_bytes() + overwritten.unique_bytes,
+        origin_count,
+        restarted,
     };
     println!("\n{table}");
-    println!("forebay stats:");
-    mount.show("stats")?;
-    mount.unmount()?;
     let ratio = table.origin_ratio();
     if ratio > ORIGIN_RATIO_MAX {
         bail!("origin bytes are {ratio:.4} x unique bytes; at most {ORIGIN_RATIO_MAX} is allowed");
     }
+    let (again, dropped) = (table.restarted_origin_bytes(), stats.disk_dropped_bytes);
+    if again > dropped {
+        bail!(
+            "after the restart {again} bytes came from the origin again; only the {dropped} that the disk could not keep up \
+             with were not cached"
+        );
+    }
     Ok(())
+}
+
+fn mount(server: &Server, client: &BucketClient, point: &Path, cache: &Path) -> Result<Mount> {
+    let flags = [
+        ["--attr-ttl", "1s"],
+        ["--entry-ttl", "1s"],
+        ["--cache-size", CACHE_SIZE],
+        // The demo takes its room whatever else the disk holds.
+        ["--free-space-ratio", "0"],
+    ];
+    let mut flags: Vec<OsString> = flags.iter().flatten().map(OsString::from).collect();
+    flags.extend(["--cache-dir".into(), cache.as_os_str().to_owned()]);
+    Mount::new(
+        point,
+        &MountOptions {
+            binary: None,
+            source: format!("s3://{}", client.bucket()),
+            endpoint: &server.endpoint(),
+            credentials: server.credentials(),
+            memory: MEMORY,
+            flags,
+        },
+    )
+}
+
+/// A new daemon on the same cache directory: its memory and the kernel's page cache are empty.
+fn restart(
+    server: &Server,
+    client: &BucketClient,
+    sources: &Sources,
+    dir: &Path,
+    start: Instant,
+    stop: &Stop,
+) -> Result<Restarted> {
+    server.reset_counters();
+    let point = dir.join("mnt");
+    let mount = mount(server, client, &point, &dir.join("cache"))?;
+    say(
+        start,
+        &format!("unmounted, and mounted again (daemon {})", mount.pid()),
+    );
+    let passed = verify::read_all(&point, sources, verify::Pass::First, stop)?;
+    say(start, "after the restart: every byte equals its source");
+    let restarted = Restarted {
+        passed,
+        stats: mount.stats()?,
+        origin_count: server.body_bytes(),
+    };
+    mount.unmount()?;
+    Ok(restarted)
 }
 
 fn fill(client: &BucketClient, sources: &Sources, start: Instant, stop: &Stop) -> Result<()> {

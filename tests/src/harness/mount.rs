@@ -126,6 +126,9 @@ impl Mount {
         Ok(Stats {
             memory_hits: number("/tiers/memory/hits")?,
             memory_hit_bytes: number("/tiers/memory/bytes")?,
+            disk_hits: number("/tiers/disk/hits")?,
+            disk_hit_bytes: number("/tiers/disk/bytes")?,
+            disk_dropped_bytes: report.sum("/disk/devices", "dropped_bytes")?,
             misses: number("/tiers/origin/hits")?,
             miss_bytes: number("/tiers/origin/bytes")?,
             read_errors: number("/reads/errors")?,
@@ -251,6 +254,12 @@ pub struct Stats {
     pub memory_hits: u64,
     /// Bytes of those.
     pub memory_hit_bytes: u64,
+    /// Reads that waited for the cache on disk, and for nothing farther away.
+    pub disk_hits: u64,
+    /// Bytes of those.
+    pub disk_hit_bytes: u64,
+    /// Bytes that the cache on disk could not keep up with.
+    pub disk_dropped_bytes: u64,
     /// Reads that waited for the origin.
     pub misses: u64,
     /// Bytes of those.
@@ -268,6 +277,18 @@ struct Report {
 }
 
 impl Report {
+    /// What number `key` adds up to over the objects of the array at `pointer`.
+    fn sum(&self, pointer: &str, key: &str) -> Result<u64> {
+        let missing = || format!("forebay {} --json has no {pointer}", self.command);
+        let all = self.json.pointer(pointer).and_then(Value::as_array);
+        let numbers = all
+            .with_context(missing)?
+            .iter()
+            .map(|one| one[key].as_u64());
+        let sum: Option<u64> = numbers.sum();
+        sum.with_context(|| format!("forebay {} --json: no {key} in {pointer}", self.command))
+    }
+
     /// The number at the first of `pointers` that leads to one.
     fn number(&self, pointers: &[&str]) -> Result<u64> {
         let found = pointers

@@ -1,6 +1,7 @@
 //! The command line as users meet it: the real binary against the embedded S3 server.
 
 mod cat;
+mod disk;
 mod errors;
 mod lifecycle;
 mod readers;
