@@ -62,6 +62,11 @@ impl<R: Reply> Assembly<R> {
             Ok(for_cores.handle_for_core(seat.doorbell))
         })
         .context("cannot start the engine")?;
+        if let Some(cache) = &cache {
+            // Any request does.
+            let client = engine.client();
+            cache.wake_with(move || client.stats(|_| {}));
+        }
         let bucket = origin.bucket(bucket);
         Ok(Self {
             engine,

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 /// The lock's file. It stays when the lock is gone: the kernel's lock on it counts, which ends with the
 /// process that holds it, however that ended.
 pub const LOCK_FILE: &str = "lock";
-/// How long a lock is asked for again: a process that was killed just now may not be gone yet, and
-/// `inspect` looks at a lock by taking it for a moment.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// How long a lock or a busy device is asked for again: a process that ended just now may not be gone
+/// yet, and `inspect` looks at a lock by taking it for a moment.
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// What is read of a lock's file at most.
 const HOLDER_BYTES_MAX: u64 = 4096;
 
@@ -125,6 +125,48 @@ fn cannot_lock(path: &Path) -> String {
 /// Whether an error says that somebody else has the cache.
 pub fn is_held(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<Held>())
+}
+
+/// Keeps others from using a block device until the file is closed; reads only.
+///
+/// # Errors
+/// [`Held`], or why it cannot be opened.
+pub fn hold_device(path: &Path) -> Result<File> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match open_alone(path) {
+            Ok(file) => return Ok(file),
+            Err(error) if !is_busy(&error) => {
+                return Err(error).with_context(|| format!("cannot open {}", path.display()));
+            }
+            Err(_) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(_) => bail!(Held {
+                what: path.to_owned(),
+                holder: user_of_device(path),
+                advice: "give another device",
+            }),
+        }
+    }
+}
+
+/// Who has a block device, when somebody has. Does not wait and does not keep it.
+pub fn holder_of_device(path: &Path) -> Option<String> {
+    let busy = open_alone(path).is_err_and(|error| is_busy(&error));
+    busy.then(|| user_of_device(path))
+}
+
+fn open_alone(path: &Path) -> std::io::Result<File> {
+    let exclusively = rustix::fs::OFlags::EXCL.bits();
+    File::options()
+        .read(true)
+        .custom_flags(exclusively as i32)
+        .open(path)
+}
+
+fn is_busy(error: &std::io::Error) -> bool {
+    error.raw_os_error() == Some(rustix::io::Errno::BUSY.raw_os_error())
 }
 
 /// Who uses a block device, as far as can be seen.

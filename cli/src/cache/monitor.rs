@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -18,10 +18,19 @@ use crate::units::{Bytes, Share};
 /// Between two looks.
 pub const TICK: Duration = Duration::from_secs(2);
 
+/// What wakes the cores; set when there are some.
+type Wake = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
+
 /// Watches until it is dropped.
-#[derive(Debug)]
 pub struct SpaceMonitor {
+    wake: Wake,
     _stop: mpsc::Sender<()>,
+}
+
+impl std::fmt::Debug for SpaceMonitor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SpaceMonitor").finish_non_exhaustive()
+    }
 }
 
 impl SpaceMonitor {
@@ -33,18 +42,30 @@ impl SpaceMonitor {
     pub fn start(logs: &[OpenLog], ratio: Share) -> Result<Self> {
         let mut watched = Watched::all(logs, ratio);
         let (stop, stopped) = mpsc::channel();
+        let wake = Wake::default();
+        let to_wake = wake.clone();
         if !watched.is_empty() {
             // Never joined: a file system that hangs must not hold up the process's end.
             std::thread::Builder::new()
                 .name("free-space".into())
                 .spawn(move || {
                     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TICK) {
-                        look(&mut watched, ratio);
+                        if look(&mut watched, ratio)
+                            && let Some(wake) = to_wake.get()
+                        {
+                            wake();
+                        }
                     }
                 })
                 .context("cannot start a thread")?;
         }
-        Ok(Self { _stop: stop })
+        Ok(Self { wake, _stop: stop })
+    }
+
+    /// `wake` is called after a log was allowed more or less: idle cores would not notice. The first
+    /// one given counts.
+    pub fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
+        let _ = self.wake.set(Box::new(wake));
     }
 }
 
@@ -90,7 +111,8 @@ impl Watched {
     }
 }
 
-fn look(watched: &mut [Watched], ratio: Share) {
+/// True when a log was allowed more or less.
+fn look(watched: &mut [Watched], ratio: Share) -> bool {
     // What does not answer now is left as it is: the cores see its errors themselves.
     let rooms: Vec<Option<Room>> = watched
         .iter()
@@ -100,6 +122,7 @@ fn look(watched: &mut [Watched], ratio: Share) {
                 .filter(|room| room.total_bytes > 0)
         })
         .collect();
+    let mut changed = false;
     for (watched, room) in watched.iter_mut().zip(&rooms) {
         let Some(room) = room else { continue };
         let Some(seen) = seen(&watched.file, room, sharers(&rooms, room), ratio) else {
@@ -107,6 +130,7 @@ fn look(watched: &mut [Watched], ratio: Share) {
         };
         let before = watched.gauge.allowed_bytes();
         if let Some(allowed) = watched.gauge.tick(seen) {
+            changed = true;
             watched
                 .shared
                 .allowed_bytes
@@ -121,6 +145,7 @@ fn look(watched: &mut [Watched], ratio: Share) {
             );
         }
     }
+    changed
 }
 
 fn sharers(rooms: &[Option<Room>], room: &Room) -> usize {

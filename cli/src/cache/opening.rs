@@ -4,7 +4,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::disk::DeviceShared;
@@ -15,7 +15,7 @@ use forebay_nvme_uring::{OpenError, OpenOptions, UringFile};
 
 use super::blocking::{Blocking, in_words};
 use super::dirs::CacheDirs;
-use super::lock::{DirLock, Held, user_of_device};
+use super::lock::{DirLock, Held, PATIENCE, user_of_device};
 use super::place::{NEW_LOG_FILE, Owner, Place, sync_dir};
 use super::room::Room;
 use crate::units::{Bytes, Share};
@@ -127,11 +127,12 @@ impl Claim {
 
     fn open(self, size_bytes: Option<u64>, config: &CacheConfig) -> Result<OpenLog> {
         let path = self.place.log_path();
-        let (superblock, is_new) = match self.keep(&path, size_bytes, config)? {
-            Some(superblock) => (superblock, false),
-            None => (self.format(&path, size_bytes, config)?, true),
+        let kept = self.keep(&path, size_bytes, config)?;
+        let is_new = kept.is_none();
+        let (superblock, file) = match kept {
+            Some(superblock) => (superblock, self.open_file(&path, size_bytes, false)?),
+            None => self.format(&path, size_bytes, config)?,
         };
-        let file = self.open_file(&path, size_bytes, false)?;
         file.trim()
             .with_context(|| format!("cannot make {} smaller", path.display()))?;
         let capacity_bytes = file.geometry().capacity_bytes;
@@ -229,10 +230,10 @@ impl Claim {
         path: &Path,
         size_bytes: Option<u64>,
         config: &CacheConfig,
-    ) -> Result<Superblock> {
+    ) -> Result<(Superblock, Arc<UringFile>)> {
         let Place::Directory(dir) = &self.place else {
             let file = self.open_file(path, size_bytes, false)?;
-            return write_superblock(&file, config);
+            return Ok((write_superblock(&file, config)?, file));
         };
         let new = dir.join(NEW_LOG_FILE);
         match fs::remove_file(&new) {
@@ -247,7 +248,7 @@ impl Claim {
         fs::rename(&new, path)
             .with_context(|| format!("cannot rename {} to {}", new.display(), path.display()))?;
         sync_dir(dir)?;
-        Ok(superblock)
+        Ok((superblock, self.open_file(path, size_bytes, false)?))
     }
 
     fn open_file(
@@ -270,14 +271,21 @@ impl Claim {
 /// # Errors
 /// [`Held`], or why it cannot be used.
 pub fn open_file(path: &Path, options: &OpenOptions) -> Result<Arc<UringFile>> {
-    UringFile::open(path, options).map_err(|error| match error {
-        OpenError::Busy(what) => anyhow!(Held {
-            holder: user_of_device(&what),
-            what,
-            advice: "give another device",
-        }),
-        error => anyhow!(error),
-    })
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match UringFile::open(path, options) {
+            // The kernel lets go of a ring's files some time after the process that had it.
+            Err(OpenError::Busy(_)) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            Err(OpenError::Busy(what)) => bail!(Held {
+                holder: user_of_device(&what),
+                what,
+                advice: "give another device",
+            }),
+            opened => return opened.map_err(anyhow::Error::from),
+        }
+    }
 }
 
 /// Regions that so many cores need at least.

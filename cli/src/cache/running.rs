@@ -20,7 +20,7 @@ use crate::host::DiskSource;
 #[derive(Debug)]
 pub struct Cache {
     logs: Vec<OpenLog>,
-    _monitor: SpaceMonitor,
+    monitor: SpaceMonitor,
 }
 
 impl Cache {
@@ -57,7 +57,7 @@ impl Cache {
             );
         }
         Ok(Some(Self {
-            _monitor: SpaceMonitor::start(&logs, args.free_space_ratio)?,
+            monitor: SpaceMonitor::start(&logs, args.free_space_ratio)?,
             logs,
         }))
     }
@@ -69,6 +69,11 @@ impl Cache {
             shared: log.shared.clone(),
         };
         self.logs.iter().map(source).collect()
+    }
+
+    /// `wake` is called when what a log may occupy has changed.
+    pub fn wake_with(&self, wake: impl Fn() + Send + Sync + 'static) {
+        self.monitor.wake_with(wake);
     }
 
     /// What is to be told of it while it is used.

@@ -341,6 +341,20 @@ impl Drop for Undo {
     }
 }
 
+/// A file system of its own of so many MiB at `disk`; none, and said so, without the right to mount it.
+fn small_disk(place: &Place, mib: usize) -> Option<(PathBuf, Undo)> {
+    let disk = place.dir("disk");
+    let size = format!("size={mib}m");
+    let mut tmpfs = Command::new("mount");
+    tmpfs.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&disk);
+    if !works(&mut tmpfs) {
+        eprintln!("SKIPPED: no right to mount a tmpfs: a full disk was not tried");
+        return None;
+    }
+    let undo = ["umount", "-l", disk.to_str().unwrap()].map(str::to_owned);
+    Some((disk, Undo(undo.into())))
+}
+
 #[test]
 fn a_full_disk_makes_the_tier_smaller_and_reads_go_on() {
     if !have_fuse() {
@@ -349,20 +363,9 @@ fn a_full_disk_makes_the_tier_smaller_and_reads_go_on() {
     let place = Place::new();
     let bytes = pattern(96 * MIB, 1);
     place.server.put("bucket", "x", bytes.clone());
-    let disk = place.dir("disk");
-    let mut tmpfs = Command::new("mount");
-    tmpfs
-        .args(["-t", "tmpfs", "-o", "size=64m", "tmpfs"])
-        .arg(&disk);
-    if !works(&mut tmpfs) {
-        eprintln!("SKIPPED: no right to mount a tmpfs: a full disk was not tried");
+    let Some((_disk, _undo)) = small_disk(&place, 64) else {
         return;
-    }
-    let _undo = Undo(vec![
-        "umount".into(),
-        "-l".into(),
-        disk.display().to_string(),
-    ]);
+    };
     let path = mount(&place, "disk", &[]);
     for pass in 0..3 {
         assert!(fs::read(path.join("x")).unwrap() == bytes, "pass {pass}");
@@ -373,6 +376,54 @@ fn a_full_disk_makes_the_tier_smaller_and_reads_go_on() {
     assert!(status.contains("disk serving"), "{status}");
     let stats = json(&place.run(&["stats", "m", "--json"]).ok().text());
     assert_eq!(stats["reads"]["errors"], 0, "{stats}");
+    umount(&place);
+    place.run(&["cache", "verify", "disk"]).ok();
+    place.assert_clean(&path);
+}
+
+#[test]
+fn space_that_others_need_is_given_back() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let bytes = pattern(120 * MIB, 1);
+    place.server.put("bucket", "x", bytes.clone());
+    let Some((disk, _undo)) = small_disk(&place, 256) else {
+        return;
+    };
+    let args = [
+        "mount",
+        "s3://bucket",
+        "m",
+        "--cache-dir",
+        "disk",
+        "--cache-size",
+        "192MiB",
+    ];
+    let path = place.dir("m");
+    place
+        .run(&[&args[..], &["--free-space-ratio", "20%"]].concat())
+        .ok();
+    assert!(fs::read(path.join("x")).unwrap() == bytes);
+    // A slow machine does not keep all of it.
+    eventually("much of it is on disk", || {
+        on_disk(&place) >= 60 * MIB as u64
+    });
+    let kept = on_disk(&place);
+    let free_mib = || {
+        let stat = rustix::fs::statvfs(&disk).unwrap();
+        stat.f_bavail * stat.f_frsize >> 20
+    };
+    let filler = (free_mib() as usize - 25) * MIB;
+    fs::write(disk.join("other"), vec![1; filler]).unwrap();
+    assert!(free_mib() < 51, "{} MiB are free", free_mib());
+    eventually("a fifth is free again", || free_mib() >= 51);
+    let status = place.run(&["status", "m"]).ok().text();
+    assert!(status.contains("may occupy"), "{status}");
+    let left = on_disk(&place);
+    assert!(left + 45 * MIB as u64 >= kept, "{left} of {kept}: {status}");
+    assert!(fs::read(path.join("x")).unwrap() == bytes);
     umount(&place);
     place.run(&["cache", "verify", "disk"]).ok();
     place.assert_clean(&path);

@@ -16,7 +16,7 @@ use forebay_nvme_uring::{OpenOptions, UringDevice, UringFile};
 use crate::args::{CacheCommand, NodeArgs};
 use crate::cache::CacheDir;
 use crate::cache::blocking::Blocking;
-use crate::cache::lock::{DirLock, LOCK_FILE, holder_of, user_of_device};
+use crate::cache::lock::{DirLock, LOCK_FILE, hold_device, holder_of, holder_of_device};
 use crate::cache::opening::{open_file, read_superblock};
 use crate::cache::place::{LOG_FILE, Place};
 use crate::cache::scan::Scanner;
@@ -91,32 +91,26 @@ struct Looked {
     scanner: Scanner<UringDevice>,
     /// Who uses it now, when somebody does.
     held_by: Option<String>,
-    _lock: Option<DirLock>,
+    _hold: Option<Hold>,
 }
 
 impl Looked {
-    /// Opens a cache for reading only; `purpose` takes its lock, or refuses when somebody has it.
+    /// Opens a cache for reading only; with a `purpose` it is held for that alone, or somebody has it.
     fn at(place: Place, purpose: Option<&str>) -> Result<Self> {
         let path = place.log_path();
-        let lock = match (&place, purpose) {
-            (Place::Directory(dir), Some(purpose)) => Some(DirLock::take(dir, purpose)?),
-            _ => None,
+        let hold = purpose
+            .map(|purpose| Hold::take(&place, purpose))
+            .transpose()?;
+        let held_by = match (&place, &hold) {
+            (_, Some(_)) => None,
+            (Place::Directory(dir), None) => holder_of(dir),
+            (Place::Device(path), None) => holder_of_device(path),
         };
         let options = OpenOptions {
             read_only: true,
             ..OpenOptions::default()
         };
         let file = open_file(&path, &options)?;
-        let held_by = match (&place, purpose) {
-            (Place::Directory(dir), None) => holder_of(dir),
-            (Place::Directory(_), Some(_)) => None,
-            (Place::Device(path), _) => device_holder(path),
-        };
-        if let (Some(_), Some(holder)) = (purpose, &held_by) {
-            bail!(
-                "{place} is in use by {holder}: end that first (`forebay cache inspect` works beside it)"
-            );
-        }
         let mut device = Blocking::on(&file)?;
         let superblock = read_superblock(&mut device)
             .with_context(|| format!("cannot read {}", path.display()))?
@@ -129,22 +123,23 @@ impl Looked {
             file,
             scanner,
             held_by,
-            _lock: lock,
+            _hold: hold,
         })
     }
 }
 
-/// Who has a block device, told by opening it as a user of it would.
-fn device_holder(path: &Path) -> Option<String> {
-    use std::os::unix::fs::OpenOptionsExt;
-    let flags = rustix::fs::OFlags::EXCL.bits();
-    let opened = fs::File::options()
-        .read(true)
-        .custom_flags(flags as i32)
-        .open(path);
-    let busy = rustix::io::Errno::BUSY.raw_os_error();
-    match opened {
-        Err(error) if error.raw_os_error() == Some(busy) => Some(user_of_device(path)),
-        _ => None,
+/// Keeps others away.
+#[derive(Debug)]
+enum Hold {
+    Directory(#[expect(dead_code, reason = "held")] DirLock),
+    Device(#[expect(dead_code, reason = "held")] fs::File),
+}
+
+impl Hold {
+    fn take(place: &Place, purpose: &str) -> Result<Self> {
+        match place {
+            Place::Directory(dir) => DirLock::take(dir, purpose).map(Hold::Directory),
+            Place::Device(path) => hold_device(path).map(Hold::Device),
+        }
     }
 }
