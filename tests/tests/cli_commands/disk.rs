@@ -421,8 +421,9 @@ fn space_that_others_need_is_given_back() {
     eventually("a fifth is free again", || free_mib() >= 51);
     let status = place.run(&["status", "m"]).ok().text();
     assert!(status.contains("may occupy"), "{status}");
+    // What is given back is some regions more: there are always a few free ones.
     let left = on_disk(&place);
-    assert!(left + 45 * MIB as u64 >= kept, "{left} of {kept}: {status}");
+    assert!(left + 60 * MIB as u64 >= kept, "{left} of {kept}: {status}");
     assert!(fs::read(path.join("x")).unwrap() == bytes);
     umount(&place);
     place.run(&["cache", "verify", "disk"]).ok();
