@@ -24,7 +24,9 @@ use super::writer::Batch;
 use super::{DeviceSeat, DeviceShared, DeviceState, DeviceStats};
 use crate::arena::Lease;
 use crate::identity::BlockId;
-use crate::limits::{DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, PAGE_BYTES, POLL_BUDGET};
+use crate::limits::{
+    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_WRITE_S_MAX, PAGE_BYTES, POLL_BUDGET,
+};
 use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 
 /// How often entries in other cores' regions are looked at, in turns that come anyway.
@@ -59,6 +61,14 @@ pub(super) struct Log<D: BlockDevice> {
     /// Regions that are to be given back to the device, and how many are being given back.
     pub discards: VecDeque<u32>,
     pub discarding: usize,
+    /// Regions that are empty but for readers.
+    pub lingering: Vec<u32>,
+    /// Where a checksum failed last, and when: a damaged table is one fault, not one for each entry.
+    pub last_damage: Option<(u32, Time)>,
+    /// Writes and flushes under way, and when one of them ended last or the first began.
+    writes: usize,
+    writes_moved: Time,
+    now: Time,
     /// When other cores' regions are looked at next.
     next_sweep: Time,
     /// No region is emptied before.
@@ -97,13 +107,18 @@ impl<D: BlockDevice> Log<D> {
             regions,
             ops: Ops::default(),
             out: VecDeque::new(),
-            streams: Stream::both(),
+            streams: Stream::both(tier.config.write_bytes_max),
             batches: Slab::new(),
             flush: Flush::default(),
             reads: Reads::default(),
             reclaim: None,
             discards: VecDeque::new(),
             discarding: 0,
+            lingering: Vec::new(),
+            last_damage: None,
+            writes: 0,
+            writes_moved: Time(0),
+            now: Time(0),
             next_sweep: Time(0),
             reclaim_after: Time(0),
             settling: false,
@@ -157,7 +172,7 @@ impl<D: BlockDevice> Log<D> {
         }
     }
 
-    /// Closes what is staged without waiting for more, and flushes at the end.
+    /// Closes what is staged without waiting for more; a flush follows each header from now on.
     pub fn settle(&mut self) {
         self.settling = true;
         if self.is_writable() {
@@ -167,6 +182,12 @@ impl<D: BlockDevice> Log<D> {
 
     /// Submits, or queues until there is room.
     pub fn submit(&mut self, op: DeviceOp) {
+        if !matches!(op, DeviceOp::Read { .. }) {
+            if self.writes == 0 {
+                self.writes_moved = self.now;
+            }
+            self.writes += 1;
+        }
         if !self.out.is_empty() {
             return self.out.push_back(op);
         }
@@ -194,8 +215,10 @@ impl<D: BlockDevice> Log<D> {
     /// Takes completions, advances every machine, submits. True when something was done; and when to
     /// turn again at the latest.
     pub fn turn(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> (bool, Time) {
+        self.now = now;
         let mut progressed = self.take_completions(now, tier, buffers);
         let mut wake_at = self.give_up_slow_reads(now, tier);
+        wake_at = wake_at.min(self.give_up_slow_writes(tier));
         if matches!(self.state, DeviceState::Retired(_)) {
             self.drain_out();
             self.device.commit();
@@ -231,11 +254,27 @@ impl<D: BlockDevice> Log<D> {
         (progressed, wake_at)
     }
 
+    /// Writes that do not end hold buffers and regions for ever: past the bound the device is retired.
+    fn give_up_slow_writes(&mut self, tier: &mut Tier) -> Time {
+        if self.writes == 0 || matches!(self.state, DeviceState::Retired(_)) {
+            return Time::NEVER;
+        }
+        let until = self.writes_moved + Duration::from_secs(DEVICE_WRITE_S_MAX);
+        if until <= self.now {
+            self.retire(
+                tier,
+                format!("no write or flush has ended for {DEVICE_WRITE_S_MAX} s"),
+            );
+            return Time::NEVER;
+        }
+        until
+    }
+
     fn waits_for_buffers(&self) -> bool {
-        self.reads.wants_tables()
-            || self.reclaim.is_some()
+        let writes = self.reclaim.is_some()
             || !self.discards.is_empty()
-            || self.streams.iter().any(|stream| !stream.sealing.is_empty())
+            || self.streams.iter().any(|stream| !stream.sealing.is_empty());
+        self.reads.wants_tables() || (self.is_writable() && writes)
     }
 
     fn take_completions(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
@@ -243,6 +282,10 @@ impl<D: BlockDevice> Log<D> {
             let Some(event) = self.device.poll() else {
                 return taken > 0;
             };
+            if !matches!(event, DeviceEvent::Read { .. }) {
+                self.writes = self.writes.saturating_sub(1);
+                self.writes_moved = now;
+            }
             let (tag, lease, result) = match event {
                 DeviceEvent::Read { tag, lease, result } => (tag, Some(lease), result),
                 DeviceEvent::Write { tag, result, .. }
@@ -272,7 +315,7 @@ impl<D: BlockDevice> Log<D> {
             (Op::ReclaimRead(keep, page), Some(lease)) => {
                 self.reclaim_read_done(now, (keep, page), lease, result, tier, buffers)
             }
-            (Op::Recovery(what), Some(lease)) => self.recovery_done(now, what, lease, result),
+            (Op::Recovery(what), Some(lease)) => self.recovery_done(now, what, lease, result, tier),
             (Op::BatchData(batch), _) => self.batch_data_done(now, batch, result, tier),
             (Op::BatchHeader(batch), _) => self.batch_header_done(now, batch, result, tier),
             (Op::Flush, _) => self.flush_done(now, result, tier, buffers),

@@ -240,6 +240,7 @@ impl DiskIndex {
     }
 
     /// The extent that holds `page` and the most pages from there; of equals the newest.
+    #[cfg(test)]
     pub fn find(&self, block: BlockId, page: u16) -> Option<Extent> {
         let mut best: Option<Extent> = None;
         for (_, extent) in self.chain(block) {

@@ -1,6 +1,7 @@
 //! The disk tier of one core, as its `Core` sees it.
 
 use super::device::Log;
+use super::index::Extent;
 use super::tier::Tier;
 use super::{DeviceSeat, DiskConfig, DiskEvent, DiskMiss, DiskRead, DiskStats, DiskTurn, Fill};
 use crate::arena::{Denied, Frozen, Lease};
@@ -108,13 +109,19 @@ impl<D: BlockDevice> Disk<D> {
             .is_some_and(|log| log.is_readable() && log.is_current(place.region()))
     }
 
+    /// The extent that reaches farthest of those that hold `page` and can be read.
+    fn find(&self, block: BlockId, page: u16) -> Option<Extent> {
+        let holds = |extent: &Extent| extent.covers(page) && self.is_current(extent.place);
+        self.tier
+            .index
+            .extents(block)
+            .filter(holds)
+            .reduce(|best, next| if next.end() > best.end() { next } else { best })
+    }
+
     /// Pages of `block` that can be read at once, from `page` on; none when `page` is not on disk.
     pub fn extent(&self, block: BlockId, page: u32) -> Option<std::ops::Range<u32>> {
-        let extent = self
-            .tier
-            .index
-            .find(block, u16::try_from(page).ok()?)
-            .filter(|extent| self.is_current(extent.place))?;
+        let extent = self.find(block, u16::try_from(page).ok()?)?;
         Some(page..extent.end())
     }
 
@@ -128,17 +135,9 @@ impl<D: BlockDevice> Disk<D> {
         let pages = (read.lease.len() / PAGE_BYTES) as u16;
         let first = read.first_page as u16;
         let extent = self
-            .tier
-            .index
             .find(read.block, first)
             .filter(|extent| u32::from(first) + u32::from(pages) <= extent.end());
-        let usable = extent.filter(|extent| self.is_current(extent.place));
-        let Some(extent) = usable else {
-            if let Some(extent) = extent
-                && let Some(log) = self.logs.get_mut(usize::from(extent.place.device()))
-            {
-                log.forget_foreign(extent.place, &mut self.tier);
-            }
+        let Some(extent) = extent else {
             self.tier.events.push_back(DiskEvent::Missed {
                 ticket: read.ticket,
                 why: DiskMiss::Reclaimed,
@@ -202,13 +201,14 @@ impl<D: BlockDevice> Disk<D> {
 
     /// A reader was served from memory bytes that it had read before: the entry is as hot as they are.
     pub fn touch(&mut self, block: BlockId) {
-        let mut at = 0;
-        loop {
-            let Some(extent) = self.tier.index.extents(block).nth(at) else {
-                return;
-            };
-            self.tier.hit(&extent);
-            at += 1;
+        let mut extents = self.tier.index.extents(block);
+        let Some(first) = extents.next() else {
+            return;
+        };
+        let others: Vec<Extent> = extents.collect();
+        self.tier.hit(&first);
+        for extent in &others {
+            self.tier.hit(extent);
         }
     }
 

@@ -33,13 +33,14 @@ impl Default for Heat {
 }
 
 impl Heat {
-    pub fn is_warm(&self) -> bool {
-        u64::from(self.hot_pages) * 100 >= u64::from(self.live_pages) * WARM_PERCENT
+    /// Whether so much of the region's `pages` is hot. What nothing names any more is cold.
+    pub fn is_warm(&self, pages: u32) -> bool {
+        u64::from(self.hot_pages) * 100 >= u64::from(pages) * WARM_PERCENT
     }
 
-    /// Pages that reclaim would give back.
-    pub fn cold_pages(&self) -> u32 {
-        self.live_pages.saturating_sub(self.hot_pages)
+    /// Of the region's `pages`, those that reclaim would give back.
+    pub fn cold_pages(&self, pages: u32) -> u32 {
+        pages.saturating_sub(self.hot_pages)
     }
 
     /// Forgets all hits.

@@ -3,11 +3,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::time::Duration;
 
 use slab::Slab;
 
 use super::device::Log;
-use super::index::{Extent, Place};
+use super::index::Extent;
 use super::layout::decode_checksums;
 use super::log::Buffers;
 use super::ops::Op;
@@ -41,6 +42,8 @@ struct Reading {
     /// Pages of the checksum table that are on their way.
     tables: u8,
     failed: Option<DeviceError>,
+    /// Its checksums could not be read.
+    tables_failed: bool,
     /// Its reader has been told; only the lease is still awaited.
     given_up: bool,
 }
@@ -163,6 +166,7 @@ impl<D: BlockDevice> Log<D> {
             checksums: std::iter::repeat_n(0, known).collect(),
             tables: 0,
             failed: None,
+            tables_failed: false,
             given_up: false,
         };
         if tier.config.verify && !self.copy_held(&mut reading) {
@@ -271,10 +275,17 @@ impl<D: BlockDevice> Log<D> {
         tier: &mut Tier,
     ) {
         let table = decode_checksums(lease.bytes());
+        if let Err(error) = result {
+            // One fault, however many entries it covers; and all of the region's go, or each reader would
+            // find the same again.
+            self.stats.read_errors += 1;
+            self.forget_region(key.region, tier);
+            self.fault(now, error, tier);
+        }
         for (slot, id) in self.reads.tables.remove(&key).unwrap_or_default() {
             if let Some(reading) = self.reads.get(slot, id) {
                 reading.tables -= 1;
-                reading.failed = reading.failed.or(result.err());
+                reading.tables_failed |= result.is_err();
                 reading.copy(u32::from(key.page) * CHECKSUMS_PER_PAGE as u32, &table);
                 self.try_finish(now, slot, tier);
             }
@@ -311,7 +322,7 @@ impl<D: BlockDevice> Log<D> {
             return;
         }
         let mut reading = self.reads.all.remove(slot);
-        if reading.given_up || !self.is_readable() {
+        if reading.given_up || reading.tables_failed || !self.is_readable() {
             self.end_reading(&reading);
             return self.miss_unless_told(&reading, DiskMiss::Device, tier);
         }
@@ -341,7 +352,9 @@ impl<D: BlockDevice> Log<D> {
             );
             self.forget(&reading, tier);
             self.miss_unless_told(&reading, DiskMiss::Checksum, tier);
-            return self.silent_fault(now, "checksum failure", tier);
+            // Perhaps it is the table in the pool that is wrong.
+            tier.tables.forget(self.number, reading.region);
+            return self.damaged(now, reading.region, tier);
         }
         tier.events.push_back(DiskEvent::Read {
             ticket: reading.ticket,
@@ -400,12 +413,15 @@ impl<D: BlockDevice> Log<D> {
     /// Tells the readers of reads that take too long; when the next one will be.
     pub fn give_up_slow_reads(&mut self, now: Time, tier: &mut Tier) -> Time {
         while let Some((until, slot, id)) = self.reads.deadlines.front().copied() {
-            let waits = self.reads.get(slot, id).is_some();
+            let waits = self
+                .reads
+                .get(slot, id)
+                .is_some_and(|reading| !reading.given_up);
             if waits && until > now {
                 return until;
             }
             self.reads.deadlines.pop_front();
-            let Some(reading) = self.reads.get(slot, id) else {
+            let Some(reading) = self.reads.get(slot, id).filter(|reading| !reading.given_up) else {
                 continue;
             };
             reading.given_up = true;
@@ -421,14 +437,23 @@ impl<D: BlockDevice> Log<D> {
         Time::NEVER
     }
 
-    /// Drops what is remembered of another core's region.
-    pub fn forget_foreign(&mut self, place: Place, tier: &mut Tier) {
-        let region = place.region();
+    /// Books a checksum failure, once a second for one region.
+    pub fn damaged(&mut self, now: Time, region: u32, tier: &mut Tier) {
+        let known = self
+            .last_damage
+            .is_some_and(|(last, at)| last == region && now.since(at) < Duration::from_secs(1));
+        if !known {
+            self.last_damage = Some((region, now));
+            self.silent_fault(now, "a checksum failure", tier);
+        }
+    }
+
+    /// Forgets every entry in a region.
+    pub fn forget_region(&mut self, region: u32, tier: &mut Tier) {
         let number = self.number;
         tier.remove_where(|extent| {
             extent.place.device() == number && extent.place.region() == region
         });
-        self.reads.foreign.remove(&region);
     }
 }
 

@@ -5,6 +5,9 @@
 //! ```
 
 use std::rc::Rc;
+use std::time::Duration;
+
+use crc_fast::crc32_iscsi;
 
 use super::device::Log;
 use super::flush::Waits;
@@ -16,6 +19,7 @@ use super::policy;
 use super::regions::State;
 use super::stream::{From, Part};
 use super::tier::Tier;
+use super::writer::Batch;
 use crate::arena::Lease;
 use crate::checksum::BlockSeed;
 use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
@@ -23,6 +27,8 @@ use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 
 /// Reads of kept entries under way at a time.
 const READS_MAX: usize = 4;
+/// After a reclaim that was in vain no other begins for this long.
+pub(super) const RECLAIM_PAUSE: Duration = Duration::from_secs(1);
 /// Free regions that reclaim sees to.
 pub(super) const FREE_MIN: usize = 2;
 
@@ -49,9 +55,20 @@ pub(super) struct Reclaim {
     reading: usize,
     /// Parts staged or written whose batch is not done.
     moving: usize,
+    /// Something could not be moved.
+    failed: bool,
+    /// Entries of the index when it began, when they are why.
+    crowd: Option<usize>,
 }
 
 impl Reclaim {
+    /// A part of an entry of `region` could not be moved: the region stays. False when it is not this one.
+    pub fn fail(&mut self, region: u32) -> bool {
+        let this = region == self.region;
+        self.failed |= this;
+        this
+    }
+
     /// A part of an entry of `region` became two.
     pub fn part_split(&mut self, region: u32) {
         if region == self.region {
@@ -94,8 +111,8 @@ impl<D: BlockDevice> Log<D> {
         if self.is_recovering() {
             return false;
         }
-        let voided = self.void_headers(buffers);
-        if voided || (self.must_shrink() && self.give_back_free()) {
+        let given = self.void_headers(buffers) | self.free_emptied();
+        if given || (self.must_shrink() && self.give_back_free()) {
             return true;
         }
         let started = self.reclaim.is_none() && self.start_reclaim(now, tier);
@@ -105,7 +122,7 @@ impl<D: BlockDevice> Log<D> {
         match reclaim.step {
             Step::Tables => self.read_tables(tier, buffers) || started,
             Step::ReadingTables => started,
-            Step::Moving => self.move_kept(buffers) | self.finish_reclaim(tier) | started,
+            Step::Moving => self.move_kept(buffers) | self.finish_reclaim(now, tier) | started,
         }
     }
 
@@ -184,21 +201,34 @@ impl<D: BlockDevice> Log<D> {
         result: Result<(), DeviceError>,
         tier: &mut Tier,
     ) {
-        self.discarding -= 1;
-        self.regions.discarded(region, result.is_ok());
-        if let Err(error) = result {
-            self.stats.write_errors += 1;
-            self.fault(now, error, tier);
+        match result {
+            Ok(()) => {
+                self.discarding -= 1;
+                self.regions.discarded(region, true);
+            }
+            Err(error) => {
+                self.not_discarded(region);
+                self.fault(now, error, tier);
+            }
         }
     }
 
+    pub fn not_discarded(&mut self, region: u32) {
+        self.stats.write_errors += 1;
+        self.discarding -= 1;
+        self.regions.discarded(region, false);
+    }
+
     fn start_reclaim(&mut self, now: Time, tier: &mut Tier) -> bool {
-        let region = if std::mem::take(&mut self.admission.hand_is_due) {
+        if now < self.reclaim_after || self.has_moving_batches() {
+            return false;
+        }
+        let hand = std::mem::take(&mut self.admission.hand_is_due);
+        let short = self.regions.usable(self.may_grow()) < FREE_MIN;
+        let region = if hand {
             self.move_hand(tier)
         } else {
-            let short = self.regions.usable(self.may_grow()) < FREE_MIN;
-            let wanted =
-                (short || self.must_shrink() || tier.is_crowded()) && now >= self.reclaim_after;
+            let wanted = short || self.must_shrink() || tier.is_crowded();
             wanted.then(|| self.oldest_region(tier)).flatten()
         };
         let Some(region) = region else {
@@ -218,6 +248,8 @@ impl<D: BlockDevice> Log<D> {
             next: (0, 0),
             reading: 0,
             moving: 0,
+            failed: false,
+            crowd: (!short && !hand && !self.must_shrink()).then(|| tier.index.len()),
         });
         true
     }
@@ -228,8 +260,9 @@ impl<D: BlockDevice> Log<D> {
         let region = self.regions.take_oldest(Queue::Main)?;
         let number = self.number;
         let heat = tier.heat(number, region);
-        if !heat.is_warm() {
-            self.admission.allow(heat.cold_pages());
+        let pages = self.geometry.region_pages();
+        if !heat.is_warm(pages) {
+            self.admission.allow(heat.cold_pages(pages));
             return Some(region);
         }
         if let Some(heat) = tier.heat_mut(number, region) {
@@ -245,10 +278,10 @@ impl<D: BlockDevice> Log<D> {
             self.regions.queued(Queue::Small),
             self.regions.queued(Queue::Main),
         );
-        let warm = self
-            .regions
-            .oldest(Queue::Main)
-            .is_some_and(|region| tier.heat(self.number, region).is_warm());
+        let warm = self.regions.oldest(Queue::Main).is_some_and(|region| {
+            let pages = self.geometry.region_pages();
+            tier.heat(self.number, region).is_warm(pages)
+        });
         let first = policy::reclaim_first(small, main, self.regions.len(), warm);
         let second = match first {
             Queue::Small => Queue::Main,
@@ -305,24 +338,29 @@ impl<D: BlockDevice> Log<D> {
         let table_pages = self.geometry.checksum_table_page() - entry.entry_table_page;
         let (table, checksums) = lease.bytes().split_at(table_pages as usize * PAGE_BYTES);
         let count = entry.entries as usize;
-        let records = result
-            .is_ok()
+        let crcs = [crc32_iscsi(table), crc32_iscsi(checksums)];
+        let known = entry.table_crcs;
+        let records = (result.is_ok() && crcs == known)
             .then(|| decode_entries(table, count, &self.geometry))
             .flatten();
         match records {
             Some(records) => self.decide(&records, decode_checksums(checksums), tier),
             None => {
                 // Nobody can say any more what lies here: all of it is forgotten.
-                let number = self.number;
-                tier.remove_where(|extent| {
-                    extent.place.device() == number && extent.place.region() == region
-                });
+                self.forget_region(region, tier);
                 self.decide(&[], Box::default(), tier);
             }
         }
-        if let Err(error) = result {
-            self.stats.read_errors += 1;
-            self.fault(now, error, tier);
+        match result {
+            Err(error) => {
+                self.stats.read_errors += 1;
+                self.fault(now, error, tier);
+            }
+            Ok(()) if crcs != known => {
+                self.stats.checksum_failures += 1;
+                self.silent_fault(now, "a damaged footer", tier);
+            }
+            Ok(()) => {}
         }
     }
 
@@ -432,7 +470,7 @@ impl<D: BlockDevice> Log<D> {
                 return self.fault(now, error, tier);
             }
             self.stats.checksum_failures += 1;
-            return self.silent_fault(now, "checksum failure", tier);
+            return self.damaged(now, extent.place.region(), tier);
         }
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.moving += 1;
@@ -448,35 +486,87 @@ impl<D: BlockDevice> Log<D> {
         self.streams[Queue::Main as usize].stage(now, part);
     }
 
+    /// Whether parts of an earlier reclaim are still being written.
+    fn has_moving_batches(&self) -> bool {
+        let moves = |batch: &Batch| {
+            let parts = &batch.parts;
+            parts
+                .iter()
+                .any(|part| matches!(part.from, From::Reclaim(_)))
+        };
+        self.batches.iter().any(|(_, batch)| moves(batch))
+    }
+
     /// The region is free when all that was kept lasts elsewhere and nobody reads here.
-    fn finish_reclaim(&mut self, tier: &mut Tier) -> bool {
+    fn finish_reclaim(&mut self, now: Time, tier: &mut Tier) -> bool {
         let Some(reclaim) = &self.reclaim else {
             return false;
         };
-        let region = reclaim.region;
-        let readers = self.regions.get(region).map_or(0, |entry| entry.readers);
         let busy = reclaim.next.0 < reclaim.keeps.len() || reclaim.reading > 0;
         if busy || reclaim.moving > 0 {
             return false;
         }
-        let Some(reclaim) = &mut self.reclaim else {
+        let Some(reclaim) = self.reclaim.take() else {
             return false;
         };
-        for (extent, _) in std::mem::take(&mut reclaim.keeps) {
+        let region = reclaim.region;
+        self.streams[Queue::Main as usize].hurry = false;
+        if reclaim.failed {
+            // What could not be moved is still here.
+            self.reclaim_after = now + RECLAIM_PAUSE;
+            self.put_back(region);
+            return true;
+        }
+        for (extent, _) in reclaim.keeps {
             tier.remove(extent.block, extent.first_page, extent.place);
         }
-        reclaim.next = (0, 0);
-        if readers > 0 {
-            return false;
+        if reclaim
+            .crowd
+            .is_some_and(|before| tier.index.len() >= before)
+        {
+            // All of it is to stay: the next region will not help either.
+            self.reclaim_after = now + RECLAIM_PAUSE;
         }
-        self.reclaim = None;
-        self.streams[Queue::Main as usize].hurry = false;
         tier.tables.forget(self.number, region);
-        self.regions.release(region, false);
-        if self.regions.take_partial(region) {
-            self.discard_later(region);
-        }
+        self.lingering.push(region);
         true
+    }
+
+    /// A region that reclaim leaves as it is.
+    pub fn put_back(&mut self, region: u32) {
+        let entry = self.regions.get(region);
+        let held = entry.is_some_and(|entry| entry.held.is_some());
+        let state = if held {
+            State::Abandoned
+        } else {
+            State::Sealed
+        };
+        self.regions.set_state(region, state);
+        self.regions.enqueue(region);
+    }
+
+    /// Emptied regions become free when nobody reads there any more: a read that hangs holds one region, and
+    /// no reclaim.
+    fn free_emptied(&mut self) -> bool {
+        let mut some = false;
+        let mut at = 0;
+        while let Some(region) = self.lingering.get(at).copied() {
+            if self
+                .regions
+                .get(region)
+                .is_some_and(|entry| entry.readers > 0)
+            {
+                at += 1;
+                continue;
+            }
+            some = true;
+            self.lingering.swap_remove(at);
+            self.regions.release(region, false);
+            if self.regions.take_partial(region) {
+                self.discard_later(region);
+            }
+        }
+        some
     }
 }
 

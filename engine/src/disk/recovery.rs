@@ -59,6 +59,8 @@ struct Job {
     header: RegionHeader,
     found: Found,
     reading: bool,
+    /// Something of it could not be read: there may be more than was found.
+    unreadable: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,6 +201,7 @@ impl<D: BlockDevice> Log<D> {
             header,
             found: Found::Header,
             reading: false,
+            unreadable: false,
         };
         if let Some(recovery) = &mut self.recovery {
             recovery.sequences.insert(region, header.sequence);
@@ -213,15 +216,16 @@ impl<D: BlockDevice> Log<D> {
         region: u64,
         lease: Lease,
         result: Result<(), DeviceError>,
+        tier: &mut Tier,
     ) {
         let region = region as u32;
         let Some(recovery) = &mut self.recovery else {
             return;
         };
         recovery.reading -= 1;
-        let _ = now;
-        if result.is_err() {
+        if let Err(error) = result {
             self.stats.read_errors += 1;
+            self.fault(now, error, tier);
         }
         let bytes = match result {
             Ok(()) => lease.bytes(),
@@ -238,6 +242,7 @@ impl<D: BlockDevice> Log<D> {
         let (log, geometry) = (self.shared.log, self.geometry);
         if let Some(job) = self.recovery.as_mut().and_then(|all| all.job(region)) {
             job.reading = false;
+            job.unreadable |= result.is_err();
             job.advance(region, bytes, log, &geometry);
         }
     }
@@ -317,7 +322,12 @@ impl<D: BlockDevice> Log<D> {
     }
 
     fn take_in(&mut self, region: u32, job: Job, tier: &mut Tier) {
-        let Job { header, found, .. } = job;
+        let Job {
+            header,
+            found,
+            unreadable,
+            ..
+        } = job;
         let own = self.regions.is_own(region);
         let records: Vec<EntryRecord> = match found {
             Found::Records(records, trailer) => {
@@ -331,7 +341,7 @@ impl<D: BlockDevice> Log<D> {
             Found::Walked(walk) => {
                 let records = walk.held.records.clone();
                 if own {
-                    self.adopt_unsealed(region, &header, walk);
+                    self.adopt_unsealed(region, &header, walk, unreadable);
                 } else {
                     self.note_foreign(region, &header, Some(walk.held.checksums));
                 }
@@ -383,12 +393,13 @@ impl<D: BlockDevice> Log<D> {
             entry.used_pages = pages;
             entry.entries = trailer.entries;
             entry.entry_table_page = trailer.entry_table_page;
+            entry.table_crcs = [trailer.entries_crc, trailer.checksums_crc];
         }
         self.regions.enqueue(region);
     }
 
     /// An unsealed region is appended to again; the younger of two of one queue is, the other is sealed.
-    fn adopt_unsealed(&mut self, region: u32, header: &RegionHeader, walk: Walk) {
+    fn adopt_unsealed(&mut self, region: u32, header: &RegionHeader, walk: Walk, unreadable: bool) {
         if walk.held.records.is_empty() {
             let free = State::Free { punched: false };
             return self.regions.set_state(region, free);
@@ -406,6 +417,10 @@ impl<D: BlockDevice> Log<D> {
             batches: 0,
             broken: false,
         };
+        if unreadable {
+            // What lies behind may still be named by a footer that could not be read just now.
+            return self.seal_later(header.queue, open);
+        }
         if u32::from(header.cores) != self.regions.cores() {
             // Its header says that other cores need not look here for their entries: nothing of this
             // run may be added.

@@ -48,6 +48,8 @@ pub(super) struct Region {
     /// Entries in the footer, and where its table begins.
     pub entries: u32,
     pub entry_table_page: u32,
+    /// Of the entry table and of the checksum table in the footer.
+    pub table_crcs: [u32; 2],
     /// Reads under way; a region is overwritten only when there are none.
     pub readers: u32,
     pub held: Option<Box<Held>>,
@@ -73,6 +75,7 @@ impl Region {
             used_pages: 0,
             entries: 0,
             entry_table_page: 0,
+            table_crcs: [0; 2],
             readers: 0,
             held: None,
             trailer: None,
@@ -198,7 +201,12 @@ impl Regions {
             self.get(**region)
                 .is_some_and(|region| region.state == State::Free { punched: false })
         };
-        self.free.iter().take_while(takes_room).count()
+        // Nobody asks for more than these.
+        self.free
+            .iter()
+            .take(super::reclaim::FREE_MIN)
+            .take_while(takes_room)
+            .count()
     }
 
     /// The region holds nothing any more.

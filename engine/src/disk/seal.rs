@@ -32,7 +32,8 @@ impl<D: BlockDevice> Log<D> {
             return;
         }
         if let Some(error) = entry.failed {
-            return self.batch_failed(now, batch, error, tier);
+            self.batch_failed(batch, error, tier);
+            return self.fault(now, error, tier);
         }
         let (region, records) = (entry.region, std::mem::take(&mut entry.records));
         let replaces = std::mem::take(&mut entry.replaces);
@@ -74,7 +75,7 @@ impl<D: BlockDevice> Log<D> {
             pages: record.pages() as u16,
             place: Place::new(self.number, region, record.region_page as u16),
             stamp: 0,
-            pinned: record.pinned,
+            pinned: tier.index.extents(record.block).any(|known| known.pinned),
         };
         if !tier.insert(extent) {
             self.stats.fills_dropped += 1;
@@ -96,8 +97,8 @@ impl<D: BlockDevice> Log<D> {
         });
     }
 
-    /// Some of a batch's data could not be written, or not be made to last.
-    fn batch_failed(&mut self, now: Time, batch: usize, error: DeviceError, tier: &mut Tier) {
+    /// Some of a batch's data could not be written, or not be made to last, or not be named.
+    fn batch_failed(&mut self, batch: usize, error: DeviceError, tier: &mut Tier) {
         self.stats.write_errors += 1;
         let Some(entry) = self.batches.try_remove(batch) else {
             return;
@@ -107,7 +108,7 @@ impl<D: BlockDevice> Log<D> {
                 self.settle_part(part, tier);
             }
             if let From::Reclaim(old) = part.from {
-                tier.remove(old.block, old.first_page, old.place);
+                self.move_failed(old, tier);
             }
         }
         self.moved(&entry.parts);
@@ -122,7 +123,22 @@ impl<D: BlockDevice> Log<D> {
                 DeviceError::Gone | DeviceError::ReadOnly | DeviceError::Range => {}
             }
         }
-        self.fault(now, error, tier);
+    }
+
+    /// What could not be moved stays where it was, and so does its region.
+    fn move_failed(&mut self, old: Extent, tier: &mut Tier) {
+        let region = old.place.region();
+        let waits = self
+            .reclaim
+            .as_mut()
+            .is_some_and(|reclaim| reclaim.fail(region));
+        let known = tier
+            .index
+            .get(old.block, old.first_page, old.place)
+            .is_some();
+        if waits && !known && self.is_readable() {
+            tier.insert(old);
+        }
     }
 
     pub fn flush_done(
@@ -132,24 +148,33 @@ impl<D: BlockDevice> Log<D> {
         tier: &mut Tier,
         buffers: &mut impl Buffers,
     ) {
-        for waits in self.flush.end() {
-            match (waits, result) {
-                (Waits::Data(batch), Ok(())) => self.write_header(batch, buffers),
-                (Waits::Data(batch), Err(error)) => self.batch_failed(now, batch, error, tier),
-                (Waits::Tables(region), Ok(())) => self.write_trailer(region, buffers),
-                (Waits::Tables(region), Err(error)) => {
-                    self.sealing_failed(now, region, error, tier)
-                }
-                (Waits::Region(region), Ok(())) => self.region_opened(region),
-                (Waits::Region(region), Err(error)) => {
-                    self.opening_failed(now, region, error, tier);
-                }
-                (Waits::Header(batch), Ok(())) => self.finish_batch(batch),
-                (Waits::Header(batch), Err(error)) => self.batch_failed(now, batch, error, tier),
-                (Waits::Void(region), Ok(())) => self.discard(region),
-                (Waits::Void(region), Err(_)) => self.discard_done(now, region, result, tier),
-                (Waits::Nobody, _) => {}
+        let covered = self.flush.end();
+        if let Err(error) = result {
+            for waits in covered {
+                self.flush_failed(waits, error, tier);
             }
+            return self.fault(now, error, tier);
+        }
+        for waits in covered {
+            match waits {
+                Waits::Data(batch) => self.write_header(batch, buffers),
+                Waits::Tables(region) => self.write_trailer(region, buffers),
+                Waits::Region(region) => self.region_opened(region),
+                Waits::Header(batch) => self.finish_batch(batch),
+                Waits::Void(region) => self.discard(region),
+                Waits::Nobody => {}
+            }
+        }
+    }
+
+    /// One fault is booked for the flush, by the caller.
+    fn flush_failed(&mut self, waits: Waits, error: DeviceError, tier: &mut Tier) {
+        match waits {
+            Waits::Data(batch) | Waits::Header(batch) => self.batch_failed(batch, error, tier),
+            Waits::Tables(region) => self.sealing_failed(region),
+            Waits::Region(region) => self.opening_failed(region, error),
+            Waits::Void(region) => self.not_discarded(region),
+            Waits::Nobody => {}
         }
     }
 
@@ -188,7 +213,10 @@ impl<D: BlockDevice> Log<D> {
         match result {
             Ok(()) if moves => self.flush.request(Waits::Header(batch)),
             Ok(()) => self.finish_batch(batch),
-            Err(error) => self.batch_failed(now, batch, error, tier),
+            Err(error) => {
+                self.batch_failed(batch, error, tier);
+                self.fault(now, error, tier);
+            }
         }
     }
 
@@ -199,6 +227,10 @@ impl<D: BlockDevice> Log<D> {
         self.moved(&entry.parts);
         if let Some(open) = self.streams[entry.queue as usize].find(entry.region) {
             open.batches -= 1;
+        }
+        if self.settling {
+            // The last header shall last as well.
+            self.flush.request(Waits::Nobody);
         }
     }
 
@@ -272,7 +304,10 @@ impl<D: BlockDevice> Log<D> {
         self.stats.overhead_bytes += (bytes.len() + PAGE_BYTES) as u64;
         self.regions.set_state(region, State::Sealing);
         if let Some(entry) = self.regions.get_mut(region) {
-            entry.trailer = trailer;
+            if let Some((trailer, crcs)) = trailer {
+                entry.trailer = Some(trailer);
+                entry.table_crcs = crcs;
+            }
             entry.entry_table_page = first;
             entry.entries = entry.held.as_ref().map_or(0, |held| held.records.len()) as u32;
         }
@@ -293,7 +328,7 @@ impl<D: BlockDevice> Log<D> {
         first: u32,
         lease: &mut Lease,
         mut trailer: Lease,
-    ) -> Option<Lease> {
+    ) -> Option<(Lease, [u32; 2])> {
         let (entry, held) = (self.regions.get(region)?, self.held(region)?);
         let table = Trailer::entry_table_pages(held.records.len()) * PAGE_BYTES;
         let (entries, checksums) = lease.bytes_mut().split_at_mut(table);
@@ -309,7 +344,7 @@ impl<D: BlockDevice> Log<D> {
             checksums_crc,
         }
         .encode(self.shared.log, trailer.bytes_mut());
-        Some(trailer)
+        Some((trailer, [entries_crc, checksums_crc]))
     }
 
     pub fn tables_done(
@@ -321,15 +356,17 @@ impl<D: BlockDevice> Log<D> {
     ) {
         match result {
             Ok(()) => self.flush.request(Waits::Tables(region)),
-            Err(error) => self.sealing_failed(now, region, error, tier),
+            Err(error) => {
+                self.sealing_failed(region);
+                self.fault(now, error, tier);
+            }
         }
     }
 
     /// The region stays readable: what its footer would say is in memory.
-    fn sealing_failed(&mut self, now: Time, region: u32, error: DeviceError, tier: &mut Tier) {
+    fn sealing_failed(&mut self, region: u32) {
         self.stats.write_errors += 1;
         self.abandon(region);
-        self.fault(now, error, tier);
     }
 
     /// The tables last: now the trailer may say so.
@@ -359,7 +396,8 @@ impl<D: BlockDevice> Log<D> {
         tier: &mut Tier,
     ) {
         if let Err(error) = result {
-            return self.sealing_failed(now, region, error, tier);
+            self.sealing_failed(region);
+            return self.fault(now, error, tier);
         }
         let pages = self.geometry.region_pages();
         self.regions.set_state(region, State::Sealed);

@@ -44,6 +44,11 @@ impl Part {
         self.bytes.len().div_ceil(PAGE_BYTES) as u32
     }
 
+    /// Whether reclaim moves it.
+    pub fn is_moved(&self) -> bool {
+        matches!(self.from, From::Reclaim(_))
+    }
+
     pub fn done(&self) -> Done {
         Done {
             block: self.block,
@@ -93,6 +98,8 @@ pub(super) struct Open {
 /// Appending to one of the queues.
 #[derive(Debug)]
 pub(super) struct Stream {
+    /// A batch closes when it is so long.
+    batch_bytes: usize,
     pub staged: Vec<Part>,
     pub staged_pages: u64,
     pub oldest: Option<Time>,
@@ -108,8 +115,11 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn both() -> [Stream; 2] {
+    /// Both streams, for writes that may hold so many bytes in all.
+    pub fn both(write_bytes_max: usize) -> [Stream; 2] {
+        let batch_bytes = (write_bytes_max / 4).clamp(PAGE_BYTES, BATCH_BYTES_MAX);
         [(), ()].map(|()| Stream {
+            batch_bytes,
             staged: Vec::new(),
             staged_pages: 0,
             oldest: None,
@@ -141,7 +151,7 @@ impl Stream {
     }
 
     pub fn is_due(&self, now: Time, settling: bool) -> bool {
-        let full = self.staged_pages * PAGE_BYTES as u64 >= BATCH_BYTES_MAX as u64
+        let full = self.staged_pages * PAGE_BYTES as u64 >= self.batch_bytes as u64
             || self.staged.len() >= BATCH_ENTRIES_MAX;
         !self.staged.is_empty() && (full || settling || self.hurry || self.closes_at() <= now)
     }

@@ -2,28 +2,26 @@
 //! made without moving anything.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use super::device::Log;
 use super::index::Extent;
 use super::layout::Queue;
-use super::reclaim::{FREE_MIN, Reclaim};
-use super::regions::State;
+use super::reclaim::{FREE_MIN, RECLAIM_PAUSE, Reclaim};
 use super::stream::From;
 use super::tier::Tier;
 use crate::limits::PAGE_BYTES;
 use crate::ports::{BlockDevice, Time};
-
-/// After a region whose pinned entries could not be moved no other is tried for this long.
-const RECLAIM_PAUSE: Duration = Duration::from_secs(1);
 
 impl<D: BlockDevice> Log<D> {
     /// What is staged will not be written.
     pub fn drop_writes(&mut self, tier: &mut Tier) {
         for queue in [Queue::Small, Queue::Main] {
             self.drop_staged(queue, tier);
+            self.streams[queue as usize].hurry = false;
+            self.streams[queue as usize].sealing.clear();
         }
         self.reclaim = None;
+        self.discards.clear();
     }
 
     fn drop_staged(&mut self, queue: Queue, tier: &mut Tier) {
@@ -117,19 +115,10 @@ impl<D: BlockDevice> Log<D> {
             return false;
         };
         self.reclaim = None;
+        self.streams[Queue::Main as usize].hurry = false;
         self.reclaim_after = now + RECLAIM_PAUSE;
         self.drop_staged(Queue::Main, tier);
-        let held = self
-            .regions
-            .get(region)
-            .is_some_and(|entry| entry.held.is_some());
-        let state = if held {
-            State::Abandoned
-        } else {
-            State::Sealed
-        };
-        self.regions.set_state(region, state);
-        self.regions.enqueue(region);
+        self.put_back(region);
         true
     }
 

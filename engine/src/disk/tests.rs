@@ -22,6 +22,11 @@ struct Media {
     /// Fails every write with this.
     write_error: Option<DeviceError>,
     read_error: Option<DeviceError>,
+    /// Writes and flushes never end.
+    hangs: bool,
+    /// The next write that begins with these bytes finds no space.
+    no_space_for: Option<Vec<u8>>,
+    hung: Vec<DeviceOp>,
     read_bytes: u64,
     written_bytes: u64,
 }
@@ -45,6 +50,10 @@ impl BlockDevice for MemDevice {
             return Err(Full(op));
         }
         let mut media = self.media.borrow_mut();
+        if media.hangs && !matches!(op, DeviceOp::Read { .. }) {
+            media.hung.push(op);
+            return Ok(());
+        }
         let event = match op {
             DeviceOp::Read {
                 tag,
@@ -68,7 +77,12 @@ impl BlockDevice for MemDevice {
                 assert!(bytes.len().is_multiple_of(PAGE_BYTES));
                 media.written_bytes += bytes.len() as u64;
                 let at = offset_bytes as usize;
-                let result = media.write_error.map_or(Ok(()), Err);
+                let mut result = media.write_error.map_or(Ok(()), Err);
+                let wanted = |start: &Vec<u8>| bytes.starts_with(start);
+                if media.no_space_for.as_ref().is_some_and(wanted) {
+                    media.no_space_for = None;
+                    result = Err(DeviceError::NoSpace);
+                }
                 if result.is_ok() {
                     media.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
                 }
@@ -452,4 +466,91 @@ fn a_batch_written_again_is_not_continued_by_what_followed_it_before() {
     assert!(header.is_some(), "written to the same place");
     bench.restart();
     assert_eq!(found(&bench), [true, true, false]);
+}
+
+#[test]
+fn what_cannot_be_moved_stays_where_it_was() {
+    let mut bench = Bench::new(2 << 20, 32);
+    bench.keep_block(block(0), 100_000);
+    bench.settle();
+    bench.disk.pin(block(0), true);
+    let mut page = vec![0; PAGE_BYTES];
+    fill_page(block(0), 0, &mut page);
+    bench.media.borrow_mut().no_space_for = Some(page);
+    let mut n = 1;
+    while bench.media.borrow().no_space_for.is_some() {
+        bench.keep_block(block(n), 300_000);
+        n += 1;
+        assert!(n < 5_000, "reclaim never moved the pinned entry");
+    }
+    for _ in 0..100 {
+        bench.keep_block(block(n), 300_000);
+        n += 1;
+    }
+    assert!(bench.is_whole(0, 100_000));
+    bench.read(block(0), 100_000, 0, 25).unwrap();
+}
+
+#[test]
+fn a_damaged_entry_table_leaves_nothing_in_the_index() {
+    let mut bench = Bench::new(2 << 20, 32);
+    for n in 0..400 {
+        bench.keep_block(block(n), 100_000);
+    }
+    bench.settle();
+    let geometry = bench.geometry;
+    let mut damaged = 0;
+    for region in 0..geometry.regions {
+        let at = geometry.offset_bytes(region) as usize;
+        let mut media = bench.media.borrow_mut();
+        let trailer_at = at + geometry.trailer_page() as usize * PAGE_BYTES;
+        let trailer = &media.bytes[trailer_at..trailer_at + PAGE_BYTES];
+        if let Some(trailer) = layout::Trailer::decode(LogId(7), trailer) {
+            media.bytes[at + trailer.entry_table_page as usize * PAGE_BYTES] ^= 1;
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 5);
+    for n in 400..2_000 {
+        bench.keep_block(block(n), 100_000);
+    }
+    bench.settle();
+    let named = |n: &u64| bench.disk.extent(block(*n), 0).is_some();
+    assert_eq!(
+        (0..400).filter(named).collect::<Vec<_>>(),
+        Vec::<u64>::new()
+    );
+    assert!(bench.disk.stats().devices[0].checksum_failures > 0);
+}
+
+#[test]
+fn a_region_that_nothing_names_is_not_warm() {
+    assert!(!policy::Heat::default().is_warm(512));
+}
+
+#[test]
+fn a_device_whose_writes_hang_is_retired() {
+    let mut bench = Bench::new(2 << 20, 32);
+    bench.media.borrow_mut().hangs = true;
+    assert!(bench.keep(block(1), 0, 4096));
+    bench.run_until(|bench| matches!(bench.disk.stats().devices[0].state, DeviceState::Retired(_)));
+    assert_eq!(bench.settled, 1, "its bytes in memory are let go");
+}
+
+#[test]
+fn a_failed_table_read_is_one_fault_and_costs_one_region() {
+    let mut bench = Bench::new(2 << 20, 32);
+    for n in 0..200 {
+        bench.keep_block(block(n), 30_000);
+    }
+    bench.settle();
+    bench.restart();
+    bench.media.borrow_mut().read_error = Some(DeviceError::Media);
+    assert_eq!(bench.read(block(0), 30_000, 0, 8), Err(DiskMiss::Device));
+    bench.media.borrow_mut().read_error = None;
+    let missed = (0..200)
+        .filter(|n| !bench.is_whole(*n, 30_000))
+        .collect::<Vec<_>>();
+    assert!(missed.len() < 80, "{missed:?}");
+    assert_eq!(bench.disk.stats().devices[0].state, DeviceState::Serving);
 }

@@ -208,11 +208,14 @@ impl<D: BlockDevice> Log<D> {
     ) {
         match result {
             Ok(()) => self.flush.request(Waits::Region(region)),
-            Err(error) => self.opening_failed(now, region, error, tier),
+            Err(error) => {
+                self.opening_failed(region, error);
+                self.fault(now, error, tier);
+            }
         }
     }
 
-    pub fn opening_failed(&mut self, now: Time, region: u32, error: DeviceError, tier: &mut Tier) {
+    pub fn opening_failed(&mut self, region: u32, error: DeviceError) {
         self.stats.write_errors += 1;
         let Some(entry) = self.regions.get_mut(region) else {
             return;
@@ -223,7 +226,6 @@ impl<D: BlockDevice> Log<D> {
         let queue = entry.queue;
         self.streams[queue as usize].opening = false;
         self.regions.release(region, no_space);
-        self.fault(now, error, tier);
     }
 
     /// The region's header is on stable media: data may follow.
@@ -255,9 +257,15 @@ impl<D: BlockDevice> Log<D> {
         if stream.open.is_none() {
             stream.open = stream.next.take();
         }
-        let Some(page) = stream.open.as_ref().map(|open| open.page) else {
+        let Some((page, batches)) = stream.open.as_ref().map(|open| (open.page, open.batches))
+        else {
             return false;
         };
+        // A batch is found again only behind all batches before it: what reclaim moved counts as safe when
+        // its own header lasts, so those before must be done by then.
+        if batches > 0 && stream.staged.iter().any(Part::is_moved) {
+            return false;
+        }
         let chosen = self.choose(queue, page);
         if chosen.parts.is_empty() {
             let stream = &mut self.streams[queue as usize];
