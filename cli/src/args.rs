@@ -142,7 +142,8 @@ pub struct CacheArgs {
     /// Size of the cache on disk, over all directories together, which take equal parts; a bare
     /// number is MiB. Without it: what each directory's file system has free beyond
     /// --free-space-ratio, at most 8 TiB each; block devices are used whole.
-    #[arg(long, env = "FOREBAY_CACHE_SIZE", value_name = "SIZE", value_parser = parse_some_bytes)]
+    #[arg(long, env = "FOREBAY_CACHE_SIZE", value_name = "SIZE", value_parser = parse_some_bytes,
+          requires = "cache_dir")]
     pub cache_size: Option<Bytes>,
     /// Share of each directory's file system that is kept free, whoever fills it: when it falls
     /// short, the cache gives space back.
@@ -504,6 +505,8 @@ mod tests {
             ["--free-space-ratio", "1"],
             ["--cache-group", "a/b"],
             ["--node-id", ".."],
+            // There would be no cache of that size.
+            ["--cache-size", "100"],
         ] {
             assert!(mount(&args).is_err(), "{args:?}");
         }

@@ -151,6 +151,38 @@ fn a_killed_daemon_leaves_right_bytes_and_most_of_them() {
     place.assert_clean(&path);
 }
 
+/// Changes a bit of the first entry's data, at where `inspect` says that it lies.
+fn flip_a_byte(place: &Place, cache: &Path, bytes_min: u64) {
+    let inspected = place
+        .run(&["cache", "inspect", "c", "--json", "--entries"])
+        .ok()
+        .text();
+    let lines: Vec<Value> = inspected.lines().map(json).collect();
+    let (summary, entries) = lines.split_last().unwrap();
+    let total: u64 = entries
+        .iter()
+        .map(|entry| entry["len_bytes"].as_u64().unwrap())
+        .sum();
+    assert!(total >= bytes_min, "{inspected}");
+    assert_eq!(
+        (&summary["kind"], &summary["held_by"]),
+        (&"cache".into(), &Value::Null)
+    );
+
+    let number = |value: &Value, key: &str| value[key].as_u64().unwrap();
+    let at = (1 << 20)
+        + number(&entries[0], "region") * number(summary, "region_bytes")
+        + number(&entries[0], "region_page") * 4096;
+    let log = File::options()
+        .read(true)
+        .write(true)
+        .open(log_of(cache))
+        .unwrap();
+    let mut byte = [0];
+    log.read_exact_at(&mut byte, at).unwrap();
+    log.write_all_at(&[byte[0] ^ 1], at).unwrap();
+}
+
 #[test]
 fn rotten_bytes_are_found_by_verify_and_never_served() {
     if !have_fuse() {
@@ -175,35 +207,8 @@ fn rotten_bytes_are_found_by_verify_and_never_served() {
     place.run(&["cache", "format", "c"]).failed(&["in use by"]);
     umount(&place);
 
-    let inspected = place
-        .run(&["cache", "inspect", "c", "--json", "--entries"])
-        .ok()
-        .text();
-    let lines: Vec<Value> = inspected.lines().map(json).collect();
-    let (summary, entries) = lines.split_last().unwrap();
-    let total: u64 = entries
-        .iter()
-        .map(|entry| entry["len_bytes"].as_u64().unwrap())
-        .sum();
-    assert!(total >= bytes.len() as u64, "{inspected}");
-    assert_eq!(
-        (&summary["kind"], &summary["held_by"]),
-        (&"cache".into(), &Value::Null)
-    );
     place.run(&["cache", "verify", "c"]).ok();
-
-    let number = |value: &Value, key: &str| value[key].as_u64().unwrap();
-    let at = (1 << 20)
-        + number(&entries[0], "region") * number(summary, "region_bytes")
-        + number(&entries[0], "region_page") * 4096;
-    let log = File::options()
-        .read(true)
-        .write(true)
-        .open(log_of(&cache))
-        .unwrap();
-    let mut byte = [0];
-    log.read_exact_at(&mut byte, at).unwrap();
-    log.write_all_at(&[byte[0] ^ 1], at).unwrap();
+    flip_a_byte(&place, &cache, bytes.len() as u64);
     let found = place
         .run(&["cache", "verify", "c"])
         .failed(&["not all of", "S3 again"]);
@@ -227,6 +232,18 @@ fn rotten_bytes_are_found_by_verify_and_never_served() {
         "{text}"
     );
     place.assert_clean(&path);
+}
+
+/// Writes another file system's first bytes over this node's log.
+fn look_like_xfs(cache: &Path) -> PathBuf {
+    let log = fs::read_dir(cache.join("default")).unwrap().flatten();
+    let log = log
+        .map(|entry| entry.path())
+        .find(|path| !path.ends_with("other"));
+    let log = log.unwrap().join("blocks");
+    let file = File::options().write(true).open(&log).unwrap();
+    file.write_all_at(b"XFSB", 0).unwrap();
+    log
 }
 
 #[test]
@@ -280,13 +297,7 @@ fn what_cannot_be_used_is_refused_with_a_way_out() {
     );
     umount(&place);
 
-    let log = fs::read_dir(cache.join("default")).unwrap().flatten();
-    let log = log
-        .map(|entry| entry.path())
-        .find(|path| !path.ends_with("other"));
-    let log = log.unwrap().join("blocks");
-    let file = File::options().write(true).open(&log).unwrap();
-    file.write_all_at(b"XFSB", 0).unwrap();
+    let log = look_like_xfs(&cache);
     let size = fs::metadata(&log).unwrap().len();
     refused(
         &["--cache-dir", "c"],
@@ -413,7 +424,7 @@ fn space_that_others_need_is_given_back() {
     let kept = on_disk(&place);
     let free_mib = || {
         let stat = rustix::fs::statvfs(&disk).unwrap();
-        stat.f_bavail * stat.f_frsize >> 20
+        (stat.f_bavail * stat.f_frsize) >> 20
     };
     let filler = (free_mib() as usize - 25) * MIB;
     fs::write(disk.join("other"), vec![1; filler]).unwrap();
