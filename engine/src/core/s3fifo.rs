@@ -20,6 +20,17 @@ pub(super) enum Where {
     Main,
 }
 
+impl Where {
+    /// The other queue.
+    pub fn other(self) -> Where {
+        match self {
+            Where::Nowhere => Where::Nowhere,
+            Where::Small => Where::Main,
+            Where::Main => Where::Small,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Fifo {
     keys: VecDeque<BlockKey>,
@@ -88,19 +99,21 @@ impl Queues {
     /// The block to look at next, taken out of its queue. `spent` names a queue in which nothing
     /// was found to evict: the other one is asked first.
     pub fn pop(&mut self, spent: Where) -> Option<(BlockKey, Where)> {
-        let small_first = match spent {
-            Where::Small => false,
-            Where::Main => true,
-            Where::Nowhere => self.small.bytes > self.small_bytes_max || self.main.keys.is_empty(),
+        let first = match spent {
+            Where::Nowhere => self.next(),
+            spent => spent.other(),
         };
-        let order = if small_first {
-            [Where::Small, Where::Main]
-        } else {
-            [Where::Main, Where::Small]
-        };
-        order
+        [first, first.other()]
             .into_iter()
             .find_map(|place| Some((self.fifo(place)?.keys.pop_front()?, place)))
+    }
+
+    /// The queue whose turn it is to give a block up.
+    pub fn next(&self) -> Where {
+        match self.small.bytes > self.small_bytes_max || self.main.keys.is_empty() {
+            true => Where::Small,
+            false => Where::Main,
+        }
     }
 
     /// Blocks in one queue.

@@ -84,8 +84,15 @@ impl Index {
     /// Drops, of the first block that has any, the pieces that touch none of the sub-blocks that
     /// `keeps` names.
     fn evict_all_but(&mut self, keeps: impl Fn(&Self, BlockKey) -> Mask) -> Option<usize> {
-        for _ in 0..self.queues.len() {
-            let (key, from) = self.queues.pop(Where::Nowhere)?;
+        let first = self.queues.next();
+        let in_first = self.queues.len_of(first);
+        for round in 0..self.queues.len() {
+            // Every block of one queue, then every block of the other.
+            let spent = match round < in_first {
+                true => first.other(),
+                false => first,
+            };
+            let (key, from) = self.queues.pop(spent)?;
             self.queues.shrink(from, self.blocks[key].footprint_bytes);
             let freed = self.remove_all_but(key, keeps(self, key));
             let block = &self.blocks[key];

@@ -214,7 +214,12 @@ fn a_shutdown_answers_direct_reads_and_loads_under_way() {
 /// deadline explains, and in the end nothing is left.
 #[test]
 fn random_reads_over_random_faults_are_right() {
-    for seed in 0..12u64 {
+    // SOAK=n runs n seeds. Seed 52 once had all of the small queue on its way to disk, and memory was
+    // never asked of the main one.
+    let soak = std::env::var("SOAK").ok().and_then(|n| n.parse().ok());
+    let seeds: Vec<u64> = soak.map_or(vec![0, 1, 52], |n: u64| (0..n).collect());
+    let mut disk_hits = 0;
+    for seed in seeds.iter().copied() {
         let media = media();
         let mut bench = Bench::with_disk(&media, 16 * MIB, 48 * MIB + 12_345);
         let mut state = seed;
@@ -227,9 +232,23 @@ fn random_reads_over_random_faults_are_right() {
         let mut outcomes = Vec::new();
         for _ in 0..600 {
             let len = [4 * KIB, 4 * KIB, 20 * KIB, 200 * KIB, MIB][below(5) as usize];
-            let offset = below(48 * MIB + 12_345 - len);
+            let reach = if below(3) == 0 {
+                2 * MIB
+            } else {
+                48 * MIB + 12_345
+            };
+            let offset = below(reach - len);
             let want = if below(4) == 0 { 3 * MIB } else { 0 };
             outcomes.push((offset, len, bench.read(offset, len, want)));
+            if below(10) == 0 {
+                let request = PrefetchRequest {
+                    object: bench.object.clone(),
+                    offset: below(48 * MIB),
+                    len_bytes: 2 * MIB as u32,
+                    deadline: bench.clock.now() + TIMEOUT,
+                };
+                bench.ring.push(Request::Prefetch(request)).unwrap();
+            }
             match below(40) {
                 0 => media.borrow_mut().read_error = Some(DeviceError::Media),
                 1 => media.borrow_mut().hold_reads = true,
@@ -275,14 +294,16 @@ fn random_reads_over_random_faults_are_right() {
         }
         assert!(bench.core.is_quiet(), "seed {seed}");
         let stats = bench.core.stats();
-        assert!(
-            stats.disk_hits > 20 && stats.read_errors * 10 < stats.reads,
-            "{stats:?}"
-        );
+        disk_hits += stats.disk_hits;
+        assert!(stats.read_errors * 10 < stats.reads);
         // What the tier still holds goes with it; nobody else holds anything.
         bench.core.parts.disk = Disk::absent();
         bench.core.parts.arena.reclaim();
         assert_eq!(bench.core.arena().in_flight_bytes(), 0);
         assert_eq!(bench.core.admitted_bytes, 0);
     }
+    assert!(
+        disk_hits > 20 * seeds.len() as u64,
+        "the disk had a part in it"
+    );
 }
