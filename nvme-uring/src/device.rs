@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_engine::ports::{
@@ -33,6 +33,8 @@ pub struct UringDevice {
     erase: Option<Erase>,
     /// Ended without the kernel.
     ready: VecDeque<DeviceEvent>,
+    /// Where the kernel signals, for what ends without it.
+    eventfd: Option<OwnedFd>,
     /// The kernel takes nothing any more.
     dead: bool,
 }
@@ -56,6 +58,7 @@ impl UringDevice {
             depth,
             erase: Some(erase),
             ready: VecDeque::new(),
+            eventfd: None,
             dead: false,
         })
     }
@@ -72,7 +75,17 @@ impl UringDevice {
     /// # Errors
     /// What the kernel says.
     pub fn signal_at(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        self.eventfd = Some(eventfd.try_clone_to_owned()?);
         self.ring.signal_at(eventfd)
+    }
+
+    /// Ends an operation without the kernel, and sees to it that it is polled.
+    fn end(&mut self, work: Work, result: Result<(), DeviceError>) {
+        self.ready.push_back(event(work, result));
+        if let Some(eventfd) = &self.eventfd {
+            // It fails only where the counter is full, and then the sleeper is awake.
+            let _ = rustix::io::write(eventfd, &1u64.to_ne_bytes());
+        }
     }
 
     /// How an operation ends that the kernel need not see.
@@ -112,8 +125,7 @@ impl UringDevice {
     /// Queues a slot. Its entry exists: at most `depth` are under way, and the ring has as many.
     fn push(&mut self, slot: Slot) {
         if let Err(slot) = self.ring.push(slot) {
-            self.ready
-                .push_back(event(slot.work, Err(DeviceError::Gone)));
+            self.end(slot.work, Err(DeviceError::Gone));
         }
     }
 
@@ -136,8 +148,7 @@ impl UringDevice {
         );
         self.dead = true;
         for slot in self.ring.take_unsubmitted() {
-            self.ready
-                .push_back(event(slot.work, Err(DeviceError::Gone)));
+            self.end(slot.work, Err(DeviceError::Gone));
         }
     }
 
@@ -229,7 +240,7 @@ impl BlockDevice for UringDevice {
         let short_cut = self.short_cut(&op);
         let work = work(op, self.erase.unwrap_or(Erase::Punch));
         match short_cut {
-            Some(result) => self.ready.push_back(event(work, result)),
+            Some(result) => self.end(work, result),
             None => self.push(Slot::new(work)),
         }
         Ok(())

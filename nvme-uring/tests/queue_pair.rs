@@ -127,6 +127,24 @@ fn every_kind_of_operation_is_signalled() {
     ));
 }
 
+#[test]
+fn what_ends_without_the_kernel_is_signalled_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = open(dir.path());
+    let mut arena = Arena::new(16 << 20).unwrap();
+    let mut bench = Bench::new(&file, arena.addresses());
+    let bytes = frozen(&mut arena, 1, PAGE_BYTES);
+    let op = DeviceOp::Write {
+        tag: DeviceTag(1),
+        offset_bytes: CAPACITY_BYTES,
+        bytes,
+    };
+    bench.device.submit(op).unwrap();
+    let mut fds = [PollFd::new(&bench.event, PollFlags::IN)];
+    assert_eq!(poll(&mut fds, Some(&Timespec::default())), Ok(1));
+    assert!(bench.device.poll().is_some());
+}
+
 /// What wakes a thread is that there is something new, not that it took something itself.
 #[test]
 fn a_reader_is_woken_once_for_each_read() {

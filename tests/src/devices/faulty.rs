@@ -3,6 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::task::Waker;
 
 use forebay_engine::arena::Frozen;
 use forebay_engine::ports::{
@@ -253,6 +254,7 @@ pub struct FaultyDevice<D> {
     /// What was decided about writes that the device below had no room for: they come again.
     decided: HashMap<DeviceTag, Fate>,
     ready: VecDeque<DeviceEvent>,
+    waker: Option<Waker>,
 }
 
 impl<D: BlockDevice> FaultyDevice<D> {
@@ -264,7 +266,24 @@ impl<D: BlockDevice> FaultyDevice<D> {
             open: HashMap::new(),
             decided: HashMap::new(),
             ready: VecDeque::new(),
+            waker: None,
         }
+    }
+
+    /// For real cores, which sleep: `waker` is used when an operation ends without the device below.
+    pub fn waking(self, waker: Waker) -> Self {
+        Self {
+            waker: Some(waker),
+            ..self
+        }
+    }
+
+    fn end_early(&mut self, event: DeviceEvent) -> Result<(), Full<DeviceOp>> {
+        self.ready.push_back(event);
+        if let Some(waker) = &self.waker {
+            waker.wake_by_ref();
+        }
+        Ok(())
     }
 
     /// The device below.
@@ -328,9 +347,7 @@ impl<D: BlockDevice> FaultyDevice<D> {
         bytes: Frozen,
         result: Result<(), DeviceError>,
     ) -> Result<(), Full<DeviceOp>> {
-        self.ready
-            .push_back(DeviceEvent::Write { tag, bytes, result });
-        Ok(())
+        self.end_early(DeviceEvent::Write { tag, bytes, result })
     }
 
     fn end(&mut self, event: DeviceEvent) -> DeviceEvent {
@@ -392,10 +409,7 @@ impl<D: BlockDevice> BlockDevice for FaultyDevice<D> {
         };
         match op {
             // Counted when it is polled.
-            _ if gone => {
-                self.ready.push_back(ended(op, Err(DeviceError::Gone)));
-                Ok(())
-            }
+            _ if gone => self.end_early(ended(op, Err(DeviceError::Gone))),
             DeviceOp::Write {
                 tag,
                 offset_bytes,
@@ -410,8 +424,7 @@ impl<D: BlockDevice> BlockDevice for FaultyDevice<D> {
             }
             DeviceOp::Discard { .. } if read_only => {
                 self.faults.0.lock().delivered.read_only += 1;
-                self.ready.push_back(ended(op, Err(DeviceError::ReadOnly)));
-                Ok(())
+                self.end_early(ended(op, Err(DeviceError::ReadOnly)))
             }
             DeviceOp::Discard { .. } | DeviceOp::Flush { .. } => self.inner.submit(op),
         }

@@ -54,11 +54,12 @@ impl Disks for SwitchedDisks {
 
     fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<Self::Device>>> {
         let event = place.wake.as_fd().try_clone_to_owned()?;
-        self.delays.keep_awake(Waker::from(Arc::new(Signal(event))));
+        let waker = Waker::from(Arc::new(Signal(event)));
+        self.delays.keep_awake(waker.clone());
         let seats = self.disks.seats(place)?;
         let wrap = |seat: DeviceSeat<UringDevice>| {
             let device = DelayedDevice::new(seat.device, self.clock, self.delays.clone());
-            let device = FaultyDevice::new(device, self.faults.clone());
+            let device = FaultyDevice::new(device, self.faults.clone()).waking(waker.clone());
             DeviceSeat {
                 device: CountingDevice::new(device, self.counters.clone()),
                 shared: seat.shared,
