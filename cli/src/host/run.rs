@@ -12,7 +12,7 @@ use super::parker::Park;
 
 /// How long a core that was told to stop may go on, while it makes progress or its disks write what was
 /// fetched.
-pub const STOP_SPAN: Duration = Duration::from_secs(3);
+pub const STOP_SPAN: Duration = Duration::from_secs(2);
 /// The longest sleep of a core that was told to stop.
 const STOP_SLEEP: Duration = Duration::from_millis(10);
 
