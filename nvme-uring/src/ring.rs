@@ -323,13 +323,12 @@ impl Ring {
         self.queued - self.uring.submission().len() as u64
     }
 
-    /// Waits until the kernel has given back all that it has seen. False when it has not in time.
+    /// Waits until the kernel has given everything back. False when it has not in time.
     fn drain(&mut self, within: Duration) -> bool {
         let deadline = Instant::now() + within;
-        let unseen = self.unseen_from();
         loop {
             while self.next().is_some() {}
-            if self.slots.iter().all(|(_, slot)| slot.number >= unseen) {
+            if self.slots.is_empty() {
                 return true;
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -343,6 +342,7 @@ impl Ring {
 
 impl Drop for Ring {
     fn drop(&mut self) {
+        drop(self.take_unsubmitted());
         if self.slots.is_empty() {
             return;
         }

@@ -431,6 +431,77 @@ fn a_read_only_file_is_read_and_never_changed() {
 }
 
 #[test]
+fn a_file_system_that_turns_read_only_is_still_read() {
+    if !can_make_places("a file system that turns read-only") {
+        return;
+    }
+    let dir = dir();
+    let (mount, backing) = (dir.path().join("mount"), dir.path().join("backing"));
+    let place = Mounted::ext4(&mount, &backing, 64 * MIB).unwrap();
+    let file = create(&place.path().join("disk"), CAPACITY_BYTES);
+    let mut bench = Bench::new(&file);
+    bench.write(0, 3, MIB as usize).unwrap();
+    bench.flush().unwrap();
+    place.break_ext4().unwrap();
+    assert_eq!(
+        bench.write(4 * MIB, 4, MIB as usize),
+        Err(DeviceError::ReadOnly)
+    );
+    assert!(
+        bench
+            .read(0, MIB as usize)
+            .unwrap()
+            .iter()
+            .all(|byte| *byte == 3)
+    );
+    every_operation_ends(UringRig::new(&file, 16, true), 1).unwrap();
+}
+
+/// The one case in which buffers are lost: the kernel may still read them.
+#[test]
+fn a_queue_pair_dropped_on_a_disk_that_hangs_leaks_what_the_kernel_has() {
+    if !can_make_places("a disk that hangs") {
+        return;
+    }
+    let dir = dir();
+    let (mount, backing) = (dir.path().join("mount"), dir.path().join("backing"));
+    let place = Mounted::ext4(&mount, &backing, 64 * MIB).unwrap();
+    let file = create(&place.path().join("disk"), CAPACITY_BYTES);
+    let mut bench = Bench::new(&file);
+    bench.write(0, 3, MIB as usize).unwrap();
+    place.freeze().unwrap();
+    let op = DeviceOp::Write {
+        tag: bench.tag(),
+        offset_bytes: 4 * MIB,
+        bytes: bench.frozen(1, MIB as usize),
+    };
+    bench.device.submit(op).unwrap();
+    bench.device.commit();
+    assert!(!wait(&bench.event, Duration::from_millis(500)));
+    assert!(bench.device.poll().is_none(), "the disk does not hang");
+    let queued = DeviceOp::Write {
+        tag: bench.tag(),
+        offset_bytes: 5 * MIB,
+        bytes: bench.frozen(1, 64 << 10),
+    };
+    bench.device.submit(queued).unwrap();
+    let Bench {
+        mut arena, device, ..
+    } = bench;
+    let start = Instant::now();
+    drop(device);
+    let waited = start.elapsed();
+    arena.reclaim();
+    let lost = arena.capacity_bytes() - arena.free_bytes();
+    place.thaw().unwrap();
+    assert!(
+        waited > Duration::from_secs(4) && waited < Duration::from_secs(20),
+        "waited {waited:?}"
+    );
+    assert_eq!(lost, MIB as usize, "what was not handed over is not lost");
+}
+
+#[test]
 fn a_file_whose_tail_vanished_ends_every_operation_and_grows_again() {
     let dir = dir();
     let path = dir.path().join("disk");

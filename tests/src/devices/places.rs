@@ -101,6 +101,45 @@ impl Mounted {
         Self::mount(dir, &["-t", "ramfs", "ramfs"])
     }
 
+    /// An ext4 of its own in the new file `backing`; it turns read-only on the first error.
+    ///
+    /// # Errors
+    /// When `mkfs.ext4` or `mount` fails.
+    pub fn ext4(dir: &Path, backing: &Path, len_bytes: u64) -> Result<Self> {
+        std::fs::File::create(backing)?.set_len(len_bytes)?;
+        run("mkfs.ext4", &["-q", text(backing)?])?;
+        Self::mount(dir, &["-o", "loop,errors=remount-ro", text(backing)?])
+    }
+
+    /// Stops all writes to the file system until [`Mounted::thaw`]: who writes hangs.
+    ///
+    /// # Errors
+    /// When `fsfreeze` fails.
+    pub fn freeze(&self) -> Result<()> {
+        run("fsfreeze", &["--freeze", text(&self.dir)?]).map(drop)
+    }
+
+    /// Ends [`Mounted::freeze`].
+    ///
+    /// # Errors
+    /// When `fsfreeze` fails.
+    pub fn thaw(&self) -> Result<()> {
+        run("fsfreeze", &["--unfreeze", text(&self.dir)?]).map(drop)
+    }
+
+    /// Makes an ext4 find an error, as after a fault of its disk.
+    ///
+    /// # Errors
+    /// When the kernel has no such switch.
+    pub fn break_ext4(&self) -> Result<()> {
+        let source = run("findmnt", &["-no", "SOURCE", text(&self.dir)?])?;
+        let device = Path::new(&source).file_name().context("no device")?;
+        let switch = Path::new("/sys/fs/ext4")
+            .join(device)
+            .join("trigger_fs_error");
+        std::fs::write(&switch, "test").with_context(|| format!("{}", switch.display()))
+    }
+
     fn mount(dir: &Path, arguments: &[&str]) -> Result<Self> {
         std::fs::create_dir_all(dir)?;
         run("mount", &[arguments, &[text(dir)?]].concat())?;
