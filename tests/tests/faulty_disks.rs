@@ -72,6 +72,7 @@ impl Origin for Plenty {
     fn cancel(&mut self, _tag: OriginTag) {}
 }
 
+#[derive(Debug)]
 struct Channel(mpsc::Sender<Result<Vec<u8>, ReadError>>);
 
 impl Reply for Channel {
