@@ -349,6 +349,26 @@ fn pieces_that_are_being_written_stay_in_memory_until_they_are() {
 }
 
 #[test]
+fn memory_is_had_from_the_main_queue_when_the_small_one_is_on_its_way_to_disk() {
+    let (mut bench, media) = bench_with(&[(0, MIB)]);
+    // Evicted before, so in the main queue.
+    bench.get(0, MIB);
+    media.borrow_mut().hold_writes = true;
+    // More than the small queue's tenth.
+    for n in 1..6 {
+        bench.get(n * 8 * MIB, MIB);
+    }
+    // Nothing is settled: the main queue's only block is being completed.
+    let more = bench.read(MIB, MIB, 0);
+    bench.turn();
+    assert_eq!(bench.core.index.saving_bytes as u64, 5 * MIB);
+    assert!(bench.core.index.evict().is_some());
+    assert!(!bench.is_in_memory(0));
+    bench.serve_all();
+    expect_bytes(&more, MIB, MIB);
+}
+
+#[test]
 fn small_objects_on_their_way_to_disk_never_take_all_memory() {
     let media = media();
     let mut bench = Bench::with_disk(&media, 16 * MIB, OBJECT);

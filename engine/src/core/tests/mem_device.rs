@@ -17,6 +17,8 @@ pub(super) struct Media {
     pub gone: bool,
     /// Reads end only when this is off again.
     pub hold_reads: bool,
+    /// Writes end only when this is off again.
+    pub hold_writes: bool,
     /// Operations under way at most.
     pub queue_max: usize,
     /// Length of each read, oldest first.
@@ -30,6 +32,7 @@ impl Media {
             read_error: None,
             gone: false,
             hold_reads: false,
+            hold_writes: false,
             queue_max: 64,
             reads: Vec::new(),
         }))
@@ -86,7 +89,11 @@ impl BlockDevice for MemDevice {
 
     fn poll(&mut self) -> Option<DeviceEvent> {
         let mut media = self.media.borrow_mut();
-        let held = |op: &DeviceOp| media.hold_reads && matches!(op, DeviceOp::Read { .. });
+        let held = |op: &DeviceOp| match op {
+            DeviceOp::Read { .. } => media.hold_reads,
+            DeviceOp::Write { .. } => media.hold_writes,
+            DeviceOp::Flush { .. } | DeviceOp::Discard { .. } => false,
+        };
         let next = self.under_way.iter().position(|op| !held(op))?;
         let gone = match media.gone {
             true => Err(DeviceError::Gone),
