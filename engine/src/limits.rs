@@ -116,6 +116,9 @@ pub const DEVICE_FAULTS_MAX: u32 = 64;
 pub const DEVICE_FAULT_FORGIVEN_S: u64 = 10;
 /// Writes may hold one part in this many of the arena; fills beyond it are not kept.
 pub const DISK_WRITE_SHARE: usize = 4;
+/// With what reclaim moves, and what is not cached any more but still being written, writes may hold one
+/// part in this many: the rest is for the reads that are admitted and for the disk tier's own buffers.
+pub const DISK_HELD_SHARE: usize = 2;
 /// One part in this many of a core's arena is reserved for the disk tier's own buffers.
 pub const DISK_ARENA_SHARE: usize = 8;
 /// After eviction brought the disk tier no buffer, nothing more is evicted for it for so long.

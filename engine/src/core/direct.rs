@@ -8,8 +8,9 @@
 //!   -> hot: a miss as any other, which loads its sub-blocks
 //! ```
 //!
-//! The path of each such read costs no allocation and no timer: one moment, `due_at`, stands for the
-//! deadlines of all.
+//! The path of each such read costs one small allocation in the disk tier, for the checksums of its
+//! pages (more only when a page of a checksum table has to be read first), and no timer: one moment,
+//! `due_at`, stands for the deadlines of all.
 
 use std::collections::VecDeque;
 use std::hash::{Hash, Hasher};

@@ -168,13 +168,16 @@ impl<P: Platform> Core<P> {
             return Start::Stale;
         }
         let leases = self.lease_parts(key);
+        if leases.is_empty() {
+            return Start::NoMemory;
+        }
         let tag = OriginTag(self.next_id());
         let stall = retry::stall_limit(self.config.io_timeout);
         let Some(fill) = self.fills.get(key) else {
             return Start::Stale;
         };
-        let (Some(first), false) = (fill.parts.front(), leases.is_empty()) else {
-            return Start::NoMemory;
+        let Some(first) = fill.parts.front() else {
+            return Start::Stale;
         };
         let op = GetOp {
             tag,

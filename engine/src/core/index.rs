@@ -67,7 +67,8 @@ impl Piece {
         }
     }
 
-    /// Bytes that the disk tier has just checked against `checksums`, one for each page.
+    /// Bytes that the disk tier has just checked against `checksums`, one for each page; none when it
+    /// does not check.
     pub fn checked(
         seed: BlockSeed,
         first_sub: usize,
@@ -76,7 +77,7 @@ impl Piece {
         turn: u32,
     ) -> Self {
         if checksums.len() != bytes.len().div_ceil(PAGE_BYTES) {
-            debug_assert!(false, "a checksum for each page");
+            debug_assert!(checksums.is_empty(), "a checksum for each page");
             return Self::new(seed, first_sub, bytes, turn);
         }
         Self {
@@ -335,6 +336,11 @@ impl Index {
 
     pub fn len(&self) -> usize {
         self.blocks.len()
+    }
+
+    /// Bytes of the arena in cached pieces.
+    pub fn cached_bytes(&self) -> usize {
+        self.queues.bytes()
     }
 
     /// Whether more blocks are cached than the index may hold: evict before adding. Blocks that are

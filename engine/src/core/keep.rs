@@ -5,7 +5,9 @@ use super::Core;
 use super::index::{Block, Piece, mask_of_bytes};
 use crate::disk::Fill;
 use crate::identity::BlockId;
-use crate::limits::{CHUNK_BYTES, DISK_WRITE_SHARE, PAGE_BYTES, PAGES_PER_SUB_BLOCK};
+use crate::limits::{
+    CHUNK_BYTES, DISK_HELD_SHARE, DISK_WRITE_SHARE, PAGE_BYTES, PAGES_PER_SUB_BLOCK,
+};
 use crate::ports::{Platform, Time};
 
 impl Piece {
@@ -80,8 +82,15 @@ impl<P: Platform> Core<P> {
         let of = mask_of_bytes(start, start + len_bytes);
         // By what their buffers take, not by their bytes: a buffer on its way to disk cannot be evicted,
         // and the disk tier needs some for its own work.
-        let wanted = self.index.saving_bytes + fill.bytes.footprint_bytes();
-        if wanted > self.parts.arena.capacity_bytes() / DISK_WRITE_SHARE {
+        let arena = &mut self.parts.arena;
+        arena.reclaim();
+        let saving = self.index.saving_bytes + fill.bytes.footprint_bytes();
+        // Pieces that the index dropped while they are written, and what reclaim moves.
+        let held = arena
+            .frozen_bytes()
+            .saturating_sub(self.index.cached_bytes());
+        let capacity = arena.capacity_bytes();
+        if saving > capacity / DISK_WRITE_SHARE || saving + held > capacity / DISK_HELD_SHARE {
             self.keeps_refused.0 += 1;
             self.keeps_refused.1 += len_bytes as u64;
         } else if self.parts.disk.keep(now, fill)

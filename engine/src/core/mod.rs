@@ -234,7 +234,8 @@ impl<P: Platform> Core<P> {
             false => Time::NEVER,
         };
         // Recovery may have ended in this turn.
-        progressed |= hold_until == Time::NEVER && !self.held.is_empty();
+        let held = !self.held.is_empty() && self.takes_requests(self.reads.len());
+        progressed |= hold_until == Time::NEVER && held;
         Turn {
             progressed,
             wake_at: self.timers.next().min(disk_wake_at).min(hold_until),
@@ -338,13 +339,18 @@ impl<P: Platform> Core<P> {
         }
     }
 
+    /// Whether one more request may be taken, besides `reads` reads.
+    fn takes_requests(&self, reads: usize) -> bool {
+        reads < READS_PER_CORE_MAX && self.lookups.len() < METADATA_PER_CORE_MAX
+    }
+
     fn take_requests(&mut self, now: Time, budget: usize) -> bool {
         let limit = self.config.io_timeout / ATTEMPTS_PER_DEADLINE;
         self.hold_until.get_or_insert(now + limit);
         let holds = self.holds_reads(now);
         for taken in 0..budget {
             let reads = self.reads.len() + if holds { self.held.len() } else { 0 };
-            if reads >= READS_PER_CORE_MAX || self.lookups.len() >= METADATA_PER_CORE_MAX {
+            if !self.takes_requests(reads) {
                 return taken > 0;
             }
             let held = if holds { None } else { self.held.pop_front() };

@@ -96,6 +96,11 @@ impl Queues {
         }
     }
 
+    /// Bytes of all blocks in the queues: all that is cached.
+    pub fn bytes(&self) -> usize {
+        self.small.bytes + self.main.bytes
+    }
+
     /// The block to look at next, taken out of its queue. `spent` names a queue in which nothing
     /// was found to evict: the other one is asked first.
     pub fn pop(&mut self, spent: Where) -> Option<(BlockKey, Where)> {

@@ -25,6 +25,11 @@ pub(super) fn media() -> TestMedia {
 impl Bench {
     /// A core that begins on `media`; whether recovery ends is the media's affair.
     pub(super) fn starting_on(media: &TestMedia, arena_bytes: u64, object_bytes: u64) -> Self {
+        Self::checking(media, arena_bytes, object_bytes, true)
+    }
+
+    /// The same, whether the disk tier checks pages or not.
+    fn checking(media: &TestMedia, arena_bytes: u64, object_bytes: u64, verify: bool) -> Self {
         let shared = DeviceShared::new("mem".into(), GEOMETRY, LogId(9));
         let seat = DeviceSeat {
             device: MemDevice::new(media),
@@ -38,7 +43,7 @@ impl Bench {
             write_bytes_max: 16 << 20,
             incarnation: 1,
             read_timeout: Duration::from_millis(DEVICE_READ_MS_MAX),
-            verify: true,
+            verify,
         };
         Self::on(Disk::new(vec![seat], config), arena_bytes, object_bytes)
     }
@@ -385,6 +390,42 @@ fn small_objects_on_their_way_to_disk_never_take_all_memory() {
     bench.object = object("small/7", 5_000);
     bench.get(0, 5_000);
     assert_eq!(bench.hits(), (0, 1, 600));
+}
+
+#[test]
+fn writes_whose_pieces_memory_dropped_never_take_all_memory() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, 16 * MIB, OBJECT);
+    // The device takes nothing for a while.
+    media.borrow_mut().queue_max = 0;
+    for n in 0..40 {
+        bench.get(n * 4 * MIB, MIB);
+        let block = bench.object.block(n * 4 * MIB);
+        let key = bench.core.index.find(block).expect("it was read just now");
+        bench.core.index.spoil(key, 0);
+    }
+    assert_eq!(bench.core.index.saving_bytes, 0);
+    bench.core.parts.arena.reclaim();
+    assert!(bench.core.arena().frozen_bytes() as u64 <= 8 * MIB);
+    media.borrow_mut().queue_max = 64;
+    bench.settle();
+    assert!(bench.device().filled_bytes >= 4 * MIB);
+}
+
+#[test]
+fn a_tier_that_does_not_check_brings_bytes_that_memory_checks() {
+    let media = media();
+    let mut bench = Bench::checking(&media, ARENA, OBJECT, false);
+    bench.turn();
+    bench.get(0, MIB);
+    bench.settle();
+    bench.evict_all();
+    bench.get(0, MIB);
+    bench.get(0, MIB);
+    assert!(bench.core.index.corrupt(bench.object.block(0)));
+    bench.get(0, MIB);
+    assert_eq!(bench.core.stats().checksum_failures, 1);
+    assert_eq!(bench.core.stats().ledger.total_bytes(), MIB);
 }
 
 #[test]

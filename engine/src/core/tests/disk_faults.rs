@@ -3,7 +3,7 @@
 use super::disk::{ARENA, OBJECT, TestMedia, bench_with, media, take_reads};
 use super::mem_device::Media;
 use super::*;
-use crate::limits::{BATCH_DELAY_MS, DEVICE_READ_MS_MAX, PAGE_BYTES};
+use crate::limits::{BATCH_DELAY_MS, DEVICE_READ_MS_MAX, METADATA_PER_CORE_MAX, PAGE_BYTES};
 
 #[test]
 fn a_device_that_is_full_answers_all_direct_reads_in_turn() {
@@ -178,6 +178,50 @@ fn reads_are_held_while_the_disk_recovers_but_not_for_ever() {
         expect_bytes(&outcome, 0, MIB);
         expect_bytes(&other, 128 * MIB, MIB);
     }
+}
+
+#[test]
+fn held_reads_wait_without_spinning_while_lookups_are_at_their_maximum() {
+    let media = media();
+    media.borrow_mut().hold_reads = true;
+    let mut bench = Bench::starting_on(&media, ARENA, OBJECT);
+    let outcome = bench.read(0, KIB, 0);
+    bench.turn();
+    for n in 0..METADATA_PER_CORE_MAX {
+        let request = crate::client::HeadRequest {
+            bucket: bench.object.bucket.clone(),
+            key: format!("key/{n}").into(),
+            deadline: bench.clock.now() + 2 * TIMEOUT,
+            reply: Box::new(|_| {}),
+        };
+        bench.ring.push(Request::Head(request)).unwrap();
+    }
+    bench.turn();
+    assert_eq!(bench.core.lookups.len(), METADATA_PER_CORE_MAX);
+    media.borrow_mut().hold_reads = false;
+    let mut turns = 0;
+    while bench.core.turn(Budget::default()).progressed {
+        turns += 1;
+        assert!(turns < 1_000, "it spins");
+    }
+    assert!(!bench.core.parts.disk.is_recovering() && bench.core.held.len() == 1);
+    let Some(OriginOp::Head(head)) = bench.origin.0.borrow_mut().ops.pop_front() else {
+        panic!("the HEADs")
+    };
+    let error = OriginError::new(OriginErrorKind::NotFound, "scripted");
+    bench.push(OriginEvent::Head {
+        tag: head.tag,
+        result: Err(error),
+    });
+    bench.turn();
+    bench
+        .origin
+        .0
+        .borrow_mut()
+        .ops
+        .retain(|op| matches!(op, OriginOp::Get(_)));
+    bench.serve_all();
+    expect_bytes(&outcome, 0, KIB);
 }
 
 #[test]
