@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -56,14 +56,7 @@ impl DirLock {
     /// [`Held`] when another process (or another part of this one) has it; or why there can be no lock.
     pub fn take(dir: &Path, purpose: &str) -> Result<Self> {
         let path = dir.join(LOCK_FILE);
-        let mut file = File::options()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .mode(0o600)
-            .open(&path)
-            .with_context(|| format!("cannot open {}", path.display()))?;
+        let mut file = open(&path).with_context(|| format!("cannot open {}", path.display()))?;
         let deadline = Instant::now() + PATIENCE;
         loop {
             match file.try_lock() {
@@ -87,6 +80,27 @@ impl DirLock {
             .set_len(0)
             .and_then(|()| file.write_all(text.as_bytes()));
         Ok(Self { _file: file })
+    }
+}
+
+/// Opens a lock file, never through a link: it is written to. Where the file system takes no writes any more the
+/// lock itself still works.
+fn open(path: &Path) -> io::Result<File> {
+    let no_link = rustix::fs::OFlags::NOFOLLOW.bits() as i32;
+    let written = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .mode(0o600)
+        .custom_flags(no_link)
+        .open(path);
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => File::options()
+            .read(true)
+            .custom_flags(no_link)
+            .open(path),
+        outcome => outcome,
     }
 }
 

@@ -130,7 +130,11 @@ impl Claim {
         let kept = self.keep(&path, size_bytes, config)?;
         let is_new = kept.is_none();
         let (superblock, file) = match kept {
-            Some(superblock) => (superblock, self.open_file(&path, size_bytes, false)?),
+            Some(superblock) => {
+                let size_bytes = size_bytes.map(|size| whole_regions(&superblock, size));
+                let file = self.open_file(&path, size_bytes, false)?;
+                (superblock, file)
+            }
             None => self.format(&path, size_bytes, config)?,
         };
         file.trim()
@@ -248,7 +252,9 @@ impl Claim {
         fs::rename(&new, path)
             .with_context(|| format!("cannot rename {} to {}", new.display(), path.display()))?;
         sync_dir(dir)?;
-        Ok((superblock, self.open_file(path, size_bytes, false)?))
+        let size_bytes = size_bytes.map(|size| whole_regions(&superblock, size));
+        let file = self.open_file(path, size_bytes, false)?;
+        Ok((superblock, file))
     }
 
     fn open_file(
@@ -340,6 +346,13 @@ pub fn read_superblock<D: forebay_engine::ports::BlockDevice>(
     let mut bytes = vec![0; len_bytes as usize];
     device.read(0, &mut bytes).map_err(in_words)?;
     Ok(Superblock::decode(&bytes))
+}
+
+/// What whole regions take of a size. A file that ended within a region would lose that region's end when it is
+/// made smaller, and show what is left of it when it is made larger again.
+fn whole_regions(superblock: &Superblock, size_bytes: u64) -> u64 {
+    let geometry = Geometry::fit(superblock.region_bytes, size_bytes);
+    geometry.offset_bytes(geometry.regions)
 }
 
 /// Writes a new log's superblock and waits until it is on stable media. What lies on a device before the
