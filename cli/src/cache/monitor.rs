@@ -100,6 +100,15 @@ impl Watched {
             log.shared
                 .allowed_bytes
                 .store(gauge.allowed_bytes(), Ordering::Relaxed);
+            if gauge.allowed_bytes() < capacity_bytes {
+                tracing::warn!(
+                    "the cache in {} may occupy {} of its {} for now: its file system has {} free, and {ratio} of it is kept free",
+                    log.shared.name,
+                    Bytes(gauge.allowed_bytes()),
+                    Bytes(capacity_bytes),
+                    Bytes(room.free_bytes)
+                );
+            }
             watched.push(Self {
                 dir: dir.clone(),
                 file: log.file.clone(),
