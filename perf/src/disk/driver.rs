@@ -255,8 +255,6 @@ impl Contents {
     }
 
     fn checksums_at(&self, block: BlockId, first_page: u32) -> Rc<[u32]> {
-        BlockSeed::of(block)
-            .checksums(first_page, &self.bytes)
-            .into()
+        BlockSeed::of(block).checksums(first_page, &self.bytes)
     }
 }

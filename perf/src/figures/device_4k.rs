@@ -2,6 +2,8 @@
 //! on the same file at the same depth. The disk binds; what counts is that the engine keeps it busy, and what a read
 //! costs the processor.
 
+use std::path::Path;
+
 use anyhow::Result;
 
 use crate::disk::file::Opening;
@@ -35,53 +37,25 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         verify: true,
     };
     load::fill(&mut opening.open(&file)?, blocks, FILLING_BYTES)?;
-    let used = opening.geometry()?.offset_bytes(0)..data_bytes;
-
-    let ours = |verify: bool| {
-        let (file, opening) = (&file, Opening { verify, ..opening });
-        move |seed| {
-            // Opened for each turn: only one side has the file at a time.
-            let mut driver = opening.open(file)?;
-            let reads = Reads {
-                blocks,
-                len_bytes: READ_BYTES,
-                depth: DEPTH,
-                order: Order::Random(seed),
-                span: run.span(),
-            };
-            load::touch_each(&mut driver, blocks)?;
-            load::read(&mut driver, &reads)
-        }
-    };
-    let theirs = |lean| {
-        let (file, used) = (&file, used.clone());
-        move |seed| {
-            fio::run(&Job {
-                file,
-                access: Access::RandomReads,
-                block_bytes: READ_BYTES as u64,
-                depth: DEPTH,
-                extent: Some((used.start, used.end - used.start)),
-                until: Until::Elapsed(run.span()),
-                sync_every_bytes: None,
-                fixed: true,
-                lean,
-                seed,
-            })
-        }
+    let side = Side {
+        run,
+        file: &file,
+        opening,
+        blocks,
     };
     let sides = turns::take_turns(
         run,
         vec![
-            Player::new("Forebay", ours(true)),
-            Player::new("fio", theirs(false)),
-            Player::new("unverified", ours(false)),
-            Player::new("fio-lean", theirs(true)),
+            Player::new("Forebay", |seed| side.ours(true, seed)),
+            Player::new("fio", |seed| side.fio(false, seed)),
+            Player::new("unverified", |seed| side.ours(false, seed)),
+            Player::new("fio-lean", |seed| side.fio(true, seed)),
         ],
     )?;
     let [checked, fio, unchecked, lean] = &sides[..] else {
         unreachable!("as many sides as players");
     };
+    let per_read = Measured::cpu_ns_per_io;
     let mut iops = turns::ratio(
         "iops",
         Target::AtLeast(0.95),
@@ -89,28 +63,70 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         "IOPS",
         Measured::iops,
     );
-    iops.detail = format!(
-        "{}; {}",
-        iops.detail,
-        checked.words("ns of processor time per read", 0, Measured::cpu_ns_per_io)
+    iops.detail += &format!(
+        "; {} of processor time per read",
+        checked.words("ns", 0, per_read)
     );
     let mut cpu = turns::ratio(
         "cpu-per-read-unverified",
         Target::AtMost(1.2),
         (unchecked, fio),
         "ns",
-        Measured::cpu_ns_per_io,
+        per_read,
     );
-    cpu.detail = format!(
-        "{}; {} without its latency statistics",
-        cpu.detail,
-        lean.words("ns", 0, Measured::cpu_ns_per_io)
+    cpu.detail += &format!(
+        "; {} without latency statistics",
+        lean.words("ns", 0, per_read)
     );
     Ok(vec![
         iops,
         cpu,
         verification(&checked.turns, &unchecked.turns),
     ])
+}
+
+/// Who reads what.
+struct Side<'a> {
+    run: &'a Run,
+    file: &'a Path,
+    opening: Opening,
+    blocks: Blocks,
+}
+
+impl Side<'_> {
+    fn ours(&self, verify: bool, seed: u64) -> Result<Measured> {
+        // Opened for each turn: only one side has the file at a time.
+        let opening = Opening {
+            verify,
+            ..self.opening
+        };
+        let mut driver = opening.open(self.file)?;
+        load::touch_each(&mut driver, self.blocks)?;
+        let reads = Reads {
+            blocks: self.blocks,
+            len_bytes: READ_BYTES,
+            depth: DEPTH,
+            order: Order::Random(seed),
+            span: self.run.span(),
+        };
+        load::read(&mut driver, &reads)
+    }
+
+    fn fio(&self, lean: bool, seed: u64) -> Result<Measured> {
+        let begin = self.opening.geometry()?.offset_bytes(0);
+        fio::run(&Job {
+            file: self.file,
+            access: Access::RandomReads,
+            block_bytes: READ_BYTES as u64,
+            depth: DEPTH,
+            extent: Some((begin, self.opening.data_bytes)),
+            until: Until::Elapsed(self.run.span()),
+            sync_every_bytes: None,
+            fixed: true,
+            lean,
+            seed,
+        })
+    }
 }
 
 /// What verification adds: the difference of the medians. No target; the checksum itself of 4 KiB takes about 200 ns.

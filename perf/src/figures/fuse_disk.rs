@@ -10,7 +10,6 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
-use super::MIB;
 use crate::bench::Bench;
 use crate::fio::{self, Access, Job, Until};
 use crate::load::{self, Cache, Rng};
@@ -63,46 +62,57 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
     let small = sides.compare(run, |file, _| read_small(file))?;
     sides.end()?;
 
-    let part = |name, target, sides: &[Side], unit: &str, quantity: fn(&Measured) -> f64| {
-        turns::ratio(name, target, (&sides[0], &sides[1]), unit, quantity)
-    };
-    let mut sequential_part = part(
-        "sequential-1MiB",
-        Target::AtLeast(0.95),
-        &sequential,
-        "MiB/s",
-        Measured::mib_per_second,
-    );
-    sequential_part.detail += &format!(
-        "; processor seconds per GiB, readers included: {}, {}",
-        sequential[0].words("s", 3, Measured::cpu_s_per_gib),
-        sequential[1].words("s", 3, Measured::cpu_s_per_gib)
-    );
-    let mut random_part = part(
-        "random-4KiB-p50",
-        Target::AtMost(1.3),
-        &random,
-        "us",
-        |turn| turn.p50_us.unwrap_or(f64::NAN),
-    );
-    random_part.detail += &format!(
-        "; processor time per read, readers included: {}, {}",
-        random[0].words("ns", 0, Measured::cpu_ns_per_io),
-        random[1].words("ns", 0, Measured::cpu_ns_per_io)
-    );
-    let mut small_part = part(
-        "small-files-time",
-        Target::AtMost(2.5),
-        &small,
-        "ms",
-        |turn| turn.elapsed.as_secs_f64() * 1e3,
-    );
-    small_part.detail += &format!(
-        "; processor time per file, readers included: {}, {}",
-        small[0].words("ns", 0, Measured::cpu_ns_per_io),
-        small[1].words("ns", 0, Measured::cpu_ns_per_io)
-    );
-    Ok(vec![sequential_part, random_part, small_part])
+    let per_gib = |turn: &Measured| turn.cpu_s_per_gib();
+    let per_io = |turn: &Measured| turn.cpu_ns_per_io() / 1e3;
+    Ok(vec![
+        with_cpu(
+            turns::ratio(
+                "sequential-1MiB",
+                Target::AtLeast(0.95),
+                (&sequential[0], &sequential[1]),
+                "MiB/s",
+                Measured::mib_per_second,
+            ),
+            (&sequential, "s/GiB", 3),
+            per_gib,
+        ),
+        with_cpu(
+            turns::ratio(
+                "random-4KiB-p50",
+                Target::AtMost(1.3),
+                (&random[0], &random[1]),
+                "us",
+                |turn| turn.p50_us.unwrap_or(f64::NAN),
+            ),
+            (&random, "us each", 1),
+            per_io,
+        ),
+        with_cpu(
+            turns::ratio(
+                "small-files-time",
+                Target::AtMost(2.5),
+                (&small[0], &small[1]),
+                "ms",
+                |turn| turn.elapsed.as_secs_f64() * 1e3,
+            ),
+            (&small, "us each", 1),
+            per_io,
+        ),
+    ])
+}
+
+/// Adds both sides' processor time, that of the readers included.
+fn with_cpu(
+    mut part: Part,
+    (sides, unit, digits): (&[Side], &str, usize),
+    quantity: fn(&Measured) -> f64,
+) -> Part {
+    let words: Vec<String> = sides
+        .iter()
+        .map(|side| side.words(unit, digits, quantity))
+        .collect();
+    part.detail += &format!("; processor time with the readers': {}", words.join(", "));
+    part
 }
 
 /// Both sides of all three comparisons.
@@ -145,14 +155,14 @@ impl Sides {
             bench.server().counters().body_bytes,
             process::processor_time(bench.pid())?,
         );
-        let hits = bench.stats()?.memory_hits;
+        let (hits, asked) = (bench.stats()?.memory_hits, requests(&bench));
         let mut done = load(&bench.file(""))?;
         done.cpu += process::processor_time(bench.pid())? - cpu;
         let fetched = bench.server().counters().body_bytes - origin;
         let hits = bench.stats()?.memory_hits - hits;
         println!(
-            "  {hits} reads from memory, {:.1} MiB from the origin",
-            fetched as f64 / MIB
+            "  {hits} reads from memory, {fetched} bytes from the origin, {} requests of it",
+            requests(&bench) - asked
         );
         ensure!(
             fetched == 0,
@@ -165,6 +175,11 @@ impl Sides {
     fn end(self) -> Result<()> {
         self.bench.into_inner().map_or(Ok(()), Bench::end)
     }
+}
+
+/// Requests of all kinds that the origin got.
+fn requests(bench: &Bench) -> u64 {
+    bench.server().counters().requests.values().sum()
 }
 
 /// A mount whose disk holds everything.

@@ -1,6 +1,7 @@
 //! `restart`: how long a log with two million entries takes to come back: processor time and bytes read
 //! for each entry, and memory.
 
+use std::path::Path;
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
@@ -37,49 +38,12 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         filled.iops(),
         filled.cpu_ns_per_io()
     );
-    let (mut cpu, mut read, mut memory, mut spans) = (vec![], vec![], vec![], vec![]);
+    let mut restarts = Vec::new();
     for _ in 0..run.repetitions() {
-        // O_DIRECT does not look there, but the file's metadata is read again too.
-        run::drop_caches()?;
-        let mut driver = opening.begin(&file)?;
-        let (start, before) = (Instant::now(), process::own_time()?);
-        let io_before = process::read_bytes()?;
-        driver.recover()?;
-        let used = process::own_time()? - before;
-        let elapsed = start.elapsed();
-        let io = process::read_bytes()? - io_before;
-        let stats = driver.disk().stats();
-        let device = &stats.devices[0];
-        ensure!(
-            device.entries == blocks.count,
-            "{} entries of {} came back",
-            device.entries,
-            blocks.count
-        );
-        let each = |sum: f64| sum / blocks.count as f64;
-        println!(
-            "  {:.2} s, {:.1} ns of processor time, {:.1} bytes read ({:.1} by the kernel's count), {:.1} bytes of memory an entry",
-            elapsed.as_secs_f64(),
-            each(used.as_nanos() as f64),
-            each(device.recovery_bytes as f64),
-            each(io as f64),
-            each(stats.index_bytes as f64)
-        );
-        cpu.push(each(used.as_nanos() as f64));
-        read.push(each(io.max(device.recovery_bytes) as f64));
-        memory.push(each(stats.index_bytes as f64));
-        spans.push(elapsed.as_secs_f64());
+        restarts.push(restart(&opening, &file, blocks.count)?);
     }
-    let spans = Samples::new(spans);
-    let of = |name, samples: Vec<f64>, target, unit: &str, more: String| {
-        let samples = Samples::new(samples);
-        Part {
-            name,
-            measured: samples.median(),
-            target,
-            detail: format!("{:.1} to {:.1} {unit}{more}", samples.min(), samples.max()),
-        }
-    };
+    let of = |quantity: fn(&Restart) -> f64| Samples::new(restarts.iter().map(quantity).collect());
+    let spans = of(|restart| restart.span_s);
     let took = format!(
         "; {} entries in {:.2} s ({:.2} to {:.2})",
         blocks.count,
@@ -92,20 +56,70 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         opening.index_bytes_max() as f64 / MIB
     );
     Ok(vec![
-        of("cpu-ns-per-entry", cpu, Target::AtMost(100.0), "ns", took),
-        of(
-            "bytes-read-per-entry",
-            read,
-            Target::AtMost(48.0),
-            "bytes",
-            String::new(),
+        part(
+            "cpu-ns-per-entry",
+            &of(|restart| restart.cpu_ns),
+            Target::AtMost(100.0),
+            &format!("ns{took}"),
         ),
-        of(
+        part(
+            "bytes-read-per-entry",
+            &of(|restart| restart.read_bytes),
+            Target::AtMost(48.0),
+            "bytes, the larger of the kernel's count and our own",
+        ),
+        part(
             "memory-bytes-per-entry",
-            memory,
+            &of(|restart| restart.memory_bytes),
             Target::AtMost(64.0),
-            "bytes of index, hash table and ghosts",
-            bounded,
+            &format!("bytes of index, hash table and ghosts{bounded}"),
         ),
     ])
+}
+
+/// What coming back cost; all but the span for each entry.
+struct Restart {
+    span_s: f64,
+    cpu_ns: f64,
+    read_bytes: f64,
+    memory_bytes: f64,
+}
+
+fn restart(opening: &Opening, file: &Path, entries: u64) -> Result<Restart> {
+    // O_DIRECT does not look there, but the file's metadata is read again too.
+    run::drop_caches()?;
+    let mut driver = opening.begin(file)?;
+    let (start, cpu, io) = (Instant::now(), process::own_time()?, process::read_bytes()?);
+    driver.recover()?;
+    let cpu = process::own_time()? - cpu;
+    let span = start.elapsed();
+    let io = process::read_bytes()? - io;
+    let stats = driver.disk().stats();
+    let device = &stats.devices[0];
+    ensure!(
+        device.entries == entries,
+        "{} entries of {entries} came back",
+        device.entries
+    );
+    let each = |sum: f64| sum / entries as f64;
+    let restart = Restart {
+        span_s: span.as_secs_f64(),
+        cpu_ns: each(cpu.as_nanos() as f64),
+        read_bytes: each(io.max(device.recovery_bytes) as f64),
+        memory_bytes: each(stats.index_bytes as f64),
+    };
+    println!(
+        "  {:.2} s, {:.1} ns of processor time, {:.1} bytes read, {:.1} bytes of memory an entry",
+        restart.span_s, restart.cpu_ns, restart.read_bytes, restart.memory_bytes
+    );
+    Ok(restart)
+}
+
+fn part(name: &'static str, samples: &Samples, target: Target, words: &str) -> Part {
+    Part {
+        name,
+        measured: samples.median(),
+        target,
+        detail: format!("{:.1} to {:.1} {words}", samples.min(), samples.max()),
+    }
 }
