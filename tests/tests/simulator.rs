@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use forebay_engine::disk::DeviceStats;
 use forebay_tests::sim::scenario::{Scenario, Weather};
 use forebay_tests::sim::world::{self, Passed};
 
@@ -70,6 +71,23 @@ fn two_hundred_seeds() {
     }
     // Runs in which nothing ever goes wrong or out of memory would prove little.
     assert!(evictions > 500 && retries > 500 && errors > 100);
+    let device = |count: fn(&DeviceStats) -> u64| {
+        let devices = passed.iter().flat_map(|run| &run.stats.disk.devices);
+        devices.map(count).sum::<u64>()
+    };
+    let (hits, recovered) = (
+        sum(|run| run.stats.disk_hits),
+        device(|device| device.recovered_entries),
+    );
+    let (reclaimed, failures) = (
+        device(|device| device.regions_reclaimed),
+        device(|device| device.checksum_failures + device.read_errors + device.write_errors),
+    );
+    println!(
+        "disks: {hits} reads, {recovered} entries recovered, {reclaimed} regions reclaimed, \
+         {failures} failures"
+    );
+    assert!(hits > 100 && recovered > 300 && reclaimed > 10 && failures > 20);
 }
 
 /// What `binary` prints for some seeds.

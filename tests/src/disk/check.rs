@@ -5,9 +5,10 @@ use std::collections::BTreeSet;
 use forebay_engine::disk::DiskStats;
 use forebay_engine::limits::{DISK_ENTRY_BYTES, PAGES_PER_SUB_BLOCK};
 
-use super::media::{Claimed, PageName, check_claims, claims, header, pages_of};
+use super::media::{Claimed, PageName, Platter, check_claims, claims, header, pages_of};
 use super::model::Model;
-use super::node::{Bay, Node};
+use super::node::Node;
+use crate::sim::bay::Bay;
 
 /// Memory of the disk index that does not grow with entries, for each core.
 const INDEX_FIXED_BYTES: u64 = 4 << 10;
@@ -183,7 +184,11 @@ pub struct Durable(Vec<Vec<Claimed>>);
 impl Durable {
     /// Reads it; before the power comes back.
     pub fn read(bays: &[Bay]) -> Self {
-        Self(bays.iter().map(|bay| claims(bay, true)).collect())
+        Self(
+            bays.iter()
+                .map(|bay| claims(&Platter::of(bay, true)))
+                .collect(),
+        )
     }
 
     /// Whether all of it is still there, where its region's header is. A header of a new generation
@@ -195,7 +200,8 @@ impl Durable {
         let everywhere: BTreeSet<PageName> = now.iter().flat_map(|bay| pages_of(bay)).collect();
         for ((bay, before), after) in bays.iter().zip(&self.0).zip(now) {
             for region in before {
-                let same = header(bay, false, region.header.region) == Some(region.header);
+                let same =
+                    header(&Platter::of(bay, false), region.header.region) == Some(region.header);
                 let after = after
                     .iter()
                     .find(|after| after.header == region.header)
@@ -239,10 +245,13 @@ pub fn on_media(
     model: &Model,
     durable: Option<&Durable>,
 ) -> Result<BTreeSet<PageName>, String> {
-    let now: Vec<Vec<Claimed>> = bays.iter().map(|bay| claims(bay, false)).collect();
+    let now: Vec<Vec<Claimed>> = bays
+        .iter()
+        .map(|bay| claims(&Platter::of(bay, false)))
+        .collect();
     if !model.faulty {
         for (bay, regions) in bays.iter().zip(&now) {
-            check_claims(bay, &model.universe, regions)?;
+            check_claims(&Platter::of(bay, false), &model.universe, regions)?;
         }
         if let Some(durable) = durable {
             durable.check(bays, &now, model)?;

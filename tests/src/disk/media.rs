@@ -2,15 +2,17 @@
 //! footers, and over the bytes that they name.
 
 use std::collections::BTreeSet;
+use std::fmt;
 
+use forebay_engine::disk::geometry::Geometry;
 use forebay_engine::disk::layout::{
-    BatchHeader, EntryRecord, RegionHeader, Trailer, decode_checksums, decode_entries,
+    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, decode_checksums, decode_entries,
 };
 use forebay_engine::identity::BlockId;
 use forebay_engine::limits::PAGE_BYTES;
 
-use super::node::Bay;
 use super::universe::Universe;
+use crate::sim::bay::Bay;
 
 /// One region with contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,30 +28,64 @@ pub struct Claimed {
 /// A page of a block.
 pub type PageName = (BlockId, u32);
 
-/// Reads pages of a region.
-fn look(bay: &Bay, stable: bool, region: u32, page: u32, pages: usize) -> Vec<u8> {
-    let mut bytes = vec![0; pages * PAGE_BYTES];
-    let at = bay.geometry.offset_bytes(region) + u64::from(page) * PAGE_BYTES as u64;
-    bay.media
-        .borrow()
-        .look(stable, at, bay.sector_bytes, &mut bytes);
-    bytes
+/// Fills a buffer from an offset in bytes.
+pub type RawRead<'a> = Box<dyn Fn(u64, &mut [u8]) + 'a>;
+
+/// A device without its queues and faults: where its bytes are read from.
+pub struct Platter<'a> {
+    /// The log's identity.
+    pub log: LogId,
+    /// Where its regions are.
+    pub geometry: Geometry,
+    /// Reads its bytes.
+    pub read: RawRead<'a>,
 }
 
-/// The header of a region as it is there now, or on stable media.
-pub fn header(bay: &Bay, stable: bool, region: u32) -> Option<RegionHeader> {
-    let page = look(bay, stable, region, 0, 1);
-    RegionHeader::decode(bay.log, &page).filter(|header| header.region == region)
+impl fmt::Debug for Platter<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Platter")
+            .field("log", &self.log)
+            .finish_non_exhaustive()
+    }
 }
 
-/// All regions with a valid header, and what they name: as it is there now, or on stable media.
-pub fn claims(bay: &Bay, stable: bool) -> Vec<Claimed> {
-    (0..bay.geometry.regions)
+impl<'a> Platter<'a> {
+    /// A simulated disk as it is now, or what is on stable media only.
+    pub fn of(bay: &'a Bay, stable: bool) -> Self {
+        let read = move |at, bytes: &mut [u8]| {
+            let media = bay.media.borrow();
+            media.look(stable, at, bay.sector_bytes, bytes);
+        };
+        Self {
+            log: bay.log,
+            geometry: bay.geometry,
+            read: Box::new(read),
+        }
+    }
+
+    /// Reads pages of a region.
+    fn look(&self, region: u32, page: u32, pages: usize) -> Vec<u8> {
+        let mut bytes = vec![0; pages * PAGE_BYTES];
+        let at = self.geometry.offset_bytes(region) + u64::from(page) * PAGE_BYTES as u64;
+        (self.read)(at, &mut bytes);
+        bytes
+    }
+}
+
+/// The header of a region  as it is there.
+pub fn header(platter: &Platter<'_>, region: u32) -> Option<RegionHeader> {
+    let page = platter.look(region, 0, 1);
+    RegionHeader::decode(platter.log, &page).filter(|header| header.region == region)
+}
+
+/// All regions with a valid header, and what they name.
+pub fn claims(platter: &Platter<'_>) -> Vec<Claimed> {
+    (0..platter.geometry.regions)
         .filter_map(|region| {
-            let header = header(bay, stable, region)?;
-            let footer = sealed(bay, stable, &header);
+            let header = header(platter, region)?;
+            let footer = sealed(platter, &header);
             let sealed = footer.is_some();
-            let entries = footer.unwrap_or_else(|| walked(bay, stable, &header));
+            let entries = footer.unwrap_or_else(|| walked(platter, &header));
             Some(Claimed {
                 header,
                 sealed,
@@ -60,26 +96,27 @@ pub fn claims(bay: &Bay, stable: bool) -> Vec<Claimed> {
 }
 
 /// What a region's footer names, when it is whole and of this generation.
-fn sealed(bay: &Bay, stable: bool, header: &RegionHeader) -> Option<Vec<(EntryRecord, Vec<u32>)>> {
-    let geometry = &bay.geometry;
-    let page = look(bay, stable, header.region, geometry.trailer_page(), 1);
-    let trailer = Trailer::decode(bay.log, &page)?;
+fn sealed(platter: &Platter<'_>, header: &RegionHeader) -> Option<Vec<(EntryRecord, Vec<u32>)>> {
+    let geometry = &platter.geometry;
+    let page = platter.look(header.region, geometry.trailer_page(), 1);
+    let trailer = Trailer::decode(platter.log, &page)?;
     let ours = trailer.region == header.region
         && trailer.generation == header.generation
+        && trailer.sequence == header.sequence
         && trailer.fits(geometry);
     if !ours {
         return None;
     }
     let count = trailer.entries as usize;
     let pages = Trailer::entry_table_pages(count);
-    let table = look(bay, stable, header.region, trailer.entry_table_page, pages);
+    let table = platter.look(header.region, trailer.entry_table_page, pages);
     if !trailer.holds_entries(&table) {
         return None;
     }
     let records = decode_entries(&table, count, geometry)?;
     let pages = geometry.checksum_table_pages() as usize;
     let at = geometry.checksum_table_page();
-    let checksums = decode_checksums(&look(bay, stable, header.region, at, pages));
+    let checksums = decode_checksums(&platter.look(header.region, at, pages));
     let with_checksums = records.into_iter().map(|record| {
         let first = record.region_page as usize;
         let of_entry = checksums[first..first + record.pages() as usize].to_vec();
@@ -89,21 +126,21 @@ fn sealed(bay: &Bay, stable: bool, header: &RegionHeader) -> Option<Vec<(EntryRe
 }
 
 /// What the chain of batch headers of an unsealed region names.
-fn walked(bay: &Bay, stable: bool, header: &RegionHeader) -> Vec<(EntryRecord, Vec<u32>)> {
+fn walked(platter: &Platter<'_>, header: &RegionHeader) -> Vec<(EntryRecord, Vec<u32>)> {
     let mut found = Vec::new();
-    let (mut page, mut chain) = (1, header.chain(bay.log));
-    let end = bay.geometry.region_pages();
+    let (mut page, mut chain) = (1, header.chain(platter.log));
+    let end = platter.geometry.region_pages();
     while page < end {
-        let first = look(bay, stable, header.region, page, 1);
-        let Some(shape) = BatchHeader::peek(bay.log, &first) else {
+        let first = platter.look(header.region, page, 1);
+        let Some(shape) = BatchHeader::peek(platter.log, &first) else {
             break;
         };
         let next = page as usize + shape.header_pages + shape.data_pages;
         if next > end as usize {
             break;
         }
-        let bytes = look(bay, stable, header.region, page, shape.header_pages);
-        let batch = BatchHeader::decode(bay.log, &bytes).filter(|batch| {
+        let bytes = platter.look(header.region, page, shape.header_pages);
+        let batch = BatchHeader::decode(platter.log, &bytes).filter(|batch| {
             batch.region == header.region
                 && batch.generation == header.generation
                 && batch.page == page
@@ -118,7 +155,7 @@ fn walked(bay: &Bay, stable: bool, header: &RegionHeader) -> Vec<(EntryRecord, V
             let checksums = batch.checksums[first..first + entry.pages() as usize].to_vec();
             found.push((*entry, checksums));
         }
-        chain = batch.next_chain(bay.log);
+        chain = batch.next_chain(platter.log);
         page = next as u32;
     }
     found
@@ -141,7 +178,11 @@ pub fn pages_of(regions: &[Claimed]) -> BTreeSet<PageName> {
 ///
 /// # Errors
 /// The first entry that is not whole and right.
-pub fn check_claims(bay: &Bay, universe: &Universe, regions: &[Claimed]) -> Result<(), String> {
+pub fn check_claims(
+    platter: &Platter<'_>,
+    universe: &Universe,
+    regions: &[Claimed],
+) -> Result<(), String> {
     for Claimed {
         header,
         entries,
@@ -162,7 +203,7 @@ pub fn check_claims(bay: &Bay, universe: &Universe, regions: &[Claimed]) -> Resu
             if entry.len_bytes as usize != should {
                 return Err(format!("{}: {should} bytes were kept", place()));
             }
-            let bytes = look(bay, false, header.region, entry.region_page, pages as usize);
+            let bytes = platter.look(header.region, entry.region_page, pages as usize);
             universe
                 .check(entry.block, first, &bytes)
                 .map_err(|wrong| format!("{}: {wrong}", place()))?;

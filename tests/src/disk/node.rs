@@ -1,78 +1,26 @@
 //! One process with a disk tier and nothing else: a `Disk` for each core on queue pairs over simulated
 //! media, buffers, and the loop that moves time when nothing else can.
 
-use std::cell::RefCell;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_engine::arena::{Arena, Denied, Frozen, Lease, Share};
-use forebay_engine::disk::geometry::Geometry;
-use forebay_engine::disk::layout::LogId;
 use forebay_engine::disk::{
     Buffers, DeviceSeat, DeviceShared, Disk, DiskConfig, DiskEvent, DiskRead, DiskStats, Fill,
 };
 use forebay_engine::identity::{BlockId, Slot};
 use forebay_engine::limits::PAGE_BYTES;
-use forebay_engine::ports::{Clock, DeviceGeometry, Time};
+use forebay_engine::ports::{Clock, Time};
 
 use super::universe::Universe;
+use crate::sim::bay::Bay;
 use crate::sim::clock::SimClock;
-use crate::sim::device::{DeviceFaults, DeviceProfile, SimDevice, SimMedia};
+use crate::sim::device::{DeviceFaults, SimDevice};
 use crate::sim::rng::SimRng;
 
 /// Turns that the cores may take together before time must move.
 const TURNS_AT_ONE_TIME_MAX: u64 = 20_000;
-
-/// A device of a run: it outlives processes.
-#[derive(Clone, Debug)]
-pub struct Bay {
-    /// What it holds.
-    pub media: Rc<RefCell<SimMedia>>,
-    /// The log's identity.
-    pub log: LogId,
-    /// Where its regions are.
-    pub geometry: Geometry,
-    /// 512 or 4,096.
-    pub sector_bytes: u32,
-}
-
-impl Bay {
-    /// An empty device for regions of `region_bytes`.
-    pub fn new(seed: u64, capacity_bytes: u64, region_bytes: u32, sector_bytes: u32) -> Self {
-        Self {
-            media: SimMedia::new(),
-            log: LogId(u128::from(SimRng::component(seed, "log", 0).bits()) | 1 << 100),
-            geometry: Geometry::fit(region_bytes, capacity_bytes),
-            sector_bytes,
-        }
-    }
-
-    /// Bytes up to the end of the last region.
-    pub fn capacity_bytes(&self) -> u64 {
-        self.geometry.offset_bytes(self.geometry.regions)
-    }
-
-    /// Bytes that regions take.
-    pub fn data_bytes(&self) -> u64 {
-        u64::from(self.geometry.region_bytes) * u64::from(self.geometry.regions)
-    }
-
-    /// A queue pair.
-    fn open(&self, config: &NodeConfig, clock: &SimClock, seed: u64) -> SimDevice {
-        let profile = DeviceProfile {
-            geometry: DeviceGeometry {
-                sector_bytes: self.sector_bytes,
-                capacity_bytes: self.capacity_bytes(),
-            },
-            latency: config.latency,
-            queue_depth: config.queue_depth,
-            faults: config.faults.clone(),
-        };
-        SimDevice::new(self.media.clone(), profile, clock.clone(), seed)
-    }
-}
 
 /// What a process is started with.
 #[derive(Clone, Debug)]
@@ -196,10 +144,7 @@ impl Node {
         let shared: Vec<Arc<DeviceShared>> = bays
             .iter()
             .enumerate()
-            .map(|(number, bay)| {
-                let name = format!("disk{number}");
-                Arc::new(DeviceShared::new(name, bay.geometry, bay.log))
-            })
+            .map(|(number, bay)| bay.shared(number))
             .collect();
         let seats = (0..config.cores).map(|core| {
             let number = incarnation * 1_000 + core as u64;
@@ -207,7 +152,13 @@ impl Node {
                 .zip(bays)
                 .map(|(bay_number, bay)| {
                     let seed = SimRng::component(seed, "queue pair", number * 10 + bay_number);
-                    bay.open(&config, clock, seed.clone().bits())
+                    let profile = bay.profile(config.latency, config.queue_depth, &config.faults);
+                    SimDevice::new(
+                        bay.media.clone(),
+                        profile,
+                        clock.clone(),
+                        seed.clone().bits(),
+                    )
                 })
                 .collect();
             let seats = devices
@@ -285,7 +236,11 @@ impl Node {
 
     /// Whether nothing is under way anywhere.
     pub fn is_quiet(&self) -> bool {
-        self.seats.iter().all(|seat| seat.disk.is_quiet())
+        // A retired device still has to give buffers back.
+        self.seats.iter().all(|seat| {
+            let idle = |device: &SimDevice| device.under_way() == 0;
+            seat.disk.is_quiet() && seat.devices.iter().all(idle)
+        })
     }
 
     /// Hands bytes of a block to its core, to be kept: pages up to 1 MiB. `None` when there is no

@@ -11,11 +11,12 @@ use forebay_engine::limits::{PAGE_BYTES, PAGES_PER_SUB_BLOCK, READ_BYTES_MAX};
 use forebay_engine::ports::Clock;
 
 use super::check::{Durable, at_rest, found, on_media};
-use super::media::{PageName, claims, pages_of};
+use super::media::{PageName, Platter, claims, pages_of};
 use super::model::{Model, Tally};
-use super::node::{Bay, Node, NodeConfig};
+use super::node::{Node, NodeConfig};
 use super::ops::{End, Op};
 use super::universe::Universe;
+use crate::sim::bay::Bay;
 use crate::sim::clock::SimClock;
 use crate::sim::rng::SimRng;
 
@@ -471,7 +472,11 @@ impl Run {
     /// Pages that are named by regions of other cores than their own only.
     fn foreign(&self) -> BTreeSet<PageName> {
         let (mut own, mut foreign) = (BTreeSet::new(), BTreeSet::new());
-        for region in self.bays.iter().flat_map(|bay| claims(bay, false)) {
+        for region in self
+            .bays
+            .iter()
+            .flat_map(|bay| claims(&Platter::of(bay, false)))
+        {
             let owner = region.header.region as usize % self.cores;
             for page in pages_of(&[region]) {
                 let home = self.node.core_of(page.0);
@@ -489,7 +494,10 @@ impl Run {
 
     /// The headers of the regions that name a page, for messages.
     fn named_by(&self, (block, page): &PageName) -> Vec<(RegionHeader, bool, EntryRecord)> {
-        let regions = self.bays.iter().flat_map(|bay| claims(bay, false));
+        let regions = self
+            .bays
+            .iter()
+            .flat_map(|bay| claims(&Platter::of(bay, false)));
         let entries = regions.flat_map(|region| {
             let (header, sealed) = (region.header, region.sealed);
             region

@@ -1,6 +1,6 @@
 //! What must hold: for each answer, and for the whole run once it is over.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
@@ -28,6 +28,18 @@ pub struct Facts {
     pub delivered: BTreeSet<(ObjectId, u64)>,
     /// Reads that reached a core; those that cross a stripe count twice.
     pub parts: u64,
+    /// Of those, parts of reads that died with their process.
+    pub died_parts: u64,
+    /// Counters of processes that have ended.
+    pub past: CoreStats,
+    /// Bytes that the origin had sent to processes that were killed before they took them.
+    pub died_bytes: u64,
+    /// When processes were told to end, and when their successors had started.
+    restarts: Vec<(Time, Time)>,
+    /// The number of cores has changed.
+    pub rehomed: bool,
+    /// Sub-blocks that no disk had after a restart, and how often they had been sent until then.
+    pub forgotten: BTreeMap<(ObjectId, u64), u32>,
 }
 
 /// The sub-blocks that a range touches.
@@ -57,6 +69,25 @@ pub fn parts(object: &ObjectVersion, cores: usize, offset: u64, due_bytes: u64) 
 }
 
 impl Facts {
+    /// A process has ended and another one has started: nothing is in memory.
+    pub fn restarted(&mut self, began: Time, ended: Time) {
+        self.restarts.push((began, ended));
+        self.delivered.clear();
+    }
+
+    fn died(&mut self, question: &Question) {
+        if let Question::Read { parts, .. } = question {
+            self.died_parts += parts;
+        }
+    }
+
+    /// Whether an operation was under way while a process was told to end.
+    fn met_a_stop(&self, answered: &Answered) -> bool {
+        let (asked, at) = (answered.asked.submitted, answered.at);
+        let restart = |(began, ended): &(Time, Time)| asked <= *ended && at >= *began;
+        self.stopped_at.is_some() || self.restarts.iter().any(restart)
+    }
+
     /// Judges one answer.
     ///
     /// # Errors
@@ -68,6 +99,10 @@ impl Facts {
         answered: &Answered,
     ) -> Result<(), String> {
         let fault = match (&answered.asked.question, &answered.outcome) {
+            (question, Outcome::Died) => {
+                self.died(question);
+                None
+            }
             (
                 Question::Read {
                     object,
@@ -75,11 +110,15 @@ impl Facts {
                     len_bytes,
                     due_bytes,
                     instant,
+                    ..
                 },
                 Outcome::Bytes,
             ) => {
-                self.delivered
-                    .extend(sub_blocks(object, *offset, *due_bytes as u64));
+                // What an earlier process delivered is in no memory any more.
+                if answered.asked.life == self.restarts.len() as u64 {
+                    let due = sub_blocks(object, *offset, *due_bytes as u64);
+                    self.delivered.extend(due);
+                }
                 if *instant && answered.at != answered.asked.submitted {
                     Some("a read of bytes in memory waited")
                 } else if *len_bytes as usize > READ_BYTES_MAX {
@@ -154,7 +193,7 @@ impl Facts {
             .is_none_or(|now| now.version.id != object.id);
         match error {
             ReadError::Invalid if *len_bytes as usize > READ_BYTES_MAX => None,
-            ReadError::Shutdown if self.stopped_at.is_some() => None,
+            ReadError::Shutdown if self.met_a_stop(answered) => None,
             ReadError::VersionChanged if superseded => None,
             ReadError::Deadline if answered.at < asked.deadline => {
                 Some("a deadline passed too early")
@@ -182,7 +221,7 @@ impl Facts {
                 None
             }
             // Metadata callbacks have no error of their own for this.
-            OriginErrorKind::Cancelled if self.stopped_at.is_some() => None,
+            OriginErrorKind::Cancelled if self.met_a_stop(answered) => None,
             kind if kind.is_transient() && faulty && last_chance >= asked.deadline => None,
             kind if kind.is_transient() && faulty => Some("the engine gave up before the deadline"),
             _ => Some("an origin error without a cause"),
@@ -199,8 +238,10 @@ impl Facts {
         store: &OriginStore,
         cores: &[CoreStats],
     ) -> Result<(), String> {
-        let mut all = CoreStats::default();
-        cores.iter().for_each(|core| all.add(core));
+        let mut last = CoreStats::default();
+        cores.iter().for_each(|core| last.add(core));
+        let mut all = self.past.clone();
+        all.add(&last);
         let count = |what: &str, is: u64, should: u64| {
             if is == should {
                 Ok(())
@@ -211,24 +252,26 @@ impl Facts {
         count(
             "cores that answered with their counters",
             cores.len() as u64,
-            scenario.cores as u64,
+            scenario.restarts_done(self.restarts.len()) as u64,
         )?;
         count(
             "bytes in flight after shutdown",
-            all.memory_in_flight_bytes,
+            last.memory_in_flight_bytes,
             0,
         )?;
-        count("reads that wait after shutdown", all.reads_waiting, 0)?;
+        count("reads that wait after shutdown", last.reads_waiting, 0)?;
         count(
             "bytes in the ledger, against the origin's own count",
-            all.ledger.total_bytes(),
+            all.ledger.total_bytes() + self.died_bytes,
             store.sent_bytes,
         )?;
-        count(
-            "reads counted by the cores",
-            all.reads + all.read_errors,
-            self.parts,
-        )?;
+        let answered = all.reads + all.read_errors;
+        if answered > self.parts || answered + self.died_parts < self.parts {
+            return Err(format!(
+                "reads counted by the cores: {answered} of {}, of which {} died",
+                self.parts, self.died_parts
+            ));
+        }
         if all.gets < store.bodies {
             return Err(format!(
                 "{} GETs counted, but the origin sent {} bodies",
@@ -239,16 +282,54 @@ impl Facts {
         if scenario.weather == Weather::Calm {
             self.judge_single_flight(store, &all)?;
         }
+        self.judge_fetches(scenario, store, &all)
+    }
+
+    /// Without faults, what the disks hold is fetched once: what is fetched again was evicted from them,
+    /// never got there, or was not there after a restart.
+    fn judge_fetches(
+        &self,
+        scenario: &Scenario,
+        store: &OriginStore,
+        all: &CoreStats,
+    ) -> Result<(), String> {
+        let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
+        if !fair || scenario.disks.sizes.is_empty() || self.rehomed {
+            return Ok(());
+        }
+        let mut again_bytes = 0;
+        for (sub_block, times) in &store.sent_sub_blocks {
+            let before = self.forgotten.get(sub_block).copied().unwrap_or(0);
+            let since = times - before;
+            again_bytes += u64::from(since.saturating_sub(1)) * SUB_BLOCK_BYTES as u64;
+        }
+        let devices = &all.disk.devices;
+        let excused: u64 = devices
+            .iter()
+            .map(|device| device.evicted_bytes + device.dropped_bytes)
+            .sum();
+        // A sub-block may be evicted with some of its bytes, and is fetched whole.
+        let entries: u64 = devices
+            .iter()
+            .map(|device| device.entries_evicted + device.fills_dropped)
+            .sum();
+        let excused = excused + 2 * entries * SUB_BLOCK_BYTES as u64;
+        if again_bytes > excused {
+            return Err(format!(
+                "{again_bytes} bytes were fetched again, {excused} were evicted or not kept: {devices:?}"
+            ));
+        }
         Ok(())
     }
 
     fn judge_reasons(&self, scenario: &Scenario, all: &CoreStats) -> Result<(), String> {
         let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
         let impossible = |reason: Reason| match reason {
-            Reason::RingMoved | Reason::Expired | Reason::Checksum => true,
+            Reason::RingMoved | Reason::Expired => true,
+            Reason::Checksum => fair || scenario.disks.sizes.is_empty(),
             Reason::Retry => fair && !self.cut_short,
             Reason::VersionChanged => scenario.overwrites.is_empty(),
-            Reason::Evicted => all.evictions == 0,
+            Reason::Evicted => all.evictions == 0 && !self.disks_lost(scenario, all),
             Reason::Cold | Reason::Prefetch => false,
         };
         for reason in Reason::ALL {
@@ -262,9 +343,18 @@ impl Facts {
         Ok(())
     }
 
+    /// Whether something may have gone from the disks.
+    fn disks_lost(&self, scenario: &Scenario, all: &CoreStats) -> bool {
+        let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
+        let devices = &all.disk.devices;
+        let evicted = devices.iter().any(|device| device.entries_evicted > 0);
+        !devices.is_empty() && (evicted || !fair || self.rehomed)
+    }
+
     fn judge_single_flight(&self, store: &OriginStore, all: &CoreStats) -> Result<(), String> {
         for (sub_block, times) in &store.sent_sub_blocks {
-            if *times > 1 {
+            let before = self.forgotten.get(sub_block).copied().unwrap_or(0);
+            if *times > 1 + before && !self.rehomed {
                 return Err(format!("sub-block {sub_block:?} was fetched {times} times"));
             }
             if !self.wanted.contains(sub_block) {
@@ -273,8 +363,9 @@ impl Facts {
                 ));
             }
         }
-        let limit = (self.wanted.len() * SUB_BLOCK_BYTES) as u64;
-        if store.sent_bytes > limit || all.evictions > 0 {
+        let again: u64 = self.forgotten.values().copied().map(u64::from).sum();
+        let limit = (self.wanted.len() as u64 + again) * SUB_BLOCK_BYTES as u64;
+        if (store.sent_bytes > limit && !self.rehomed) || all.evictions > 0 {
             return Err(format!(
                 "{} bytes fetched of {limit}, {} evictions",
                 store.sent_bytes, all.evictions

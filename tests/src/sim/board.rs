@@ -31,6 +31,8 @@ pub enum Question {
         len_bytes: u32,
         /// Bytes that there are.
         due_bytes: usize,
+        /// In how many parts it travels.
+        parts: u64,
         /// All of it was in memory when it was asked for, so it must not wait.
         instant: bool,
     },
@@ -45,6 +47,8 @@ pub enum Question {
 pub struct Asked {
     /// Which actor asked.
     pub actor: usize,
+    /// Which process was asked.
+    pub life: u64,
     /// What.
     pub question: Question,
     /// When.
@@ -64,6 +68,8 @@ pub enum Outcome {
     Head(Result<ObjectMeta, OriginError>),
     /// A listing page.
     List(Result<Arc<ListPage>, OriginError>),
+    /// The process died with it.
+    Died,
 }
 
 /// An answer, for the actor that asked and for the audit.
@@ -103,6 +109,8 @@ struct State {
     answers: VecDeque<Answered>,
     violation: Option<String>,
     defect: Option<ReplyDefect>,
+    /// The process is being killed: what is dropped dies with it.
+    dying: bool,
 }
 
 impl Board {
@@ -175,6 +183,11 @@ impl Board {
         state.violation.clone()
     }
 
+    /// While this is set, operations that are dropped have died with their process.
+    pub fn set_dying(&self, dying: bool) {
+        self.state.lock().dying = dying;
+    }
+
     /// Shows `defect` at the next answer.
     pub fn plant(&self, defect: ReplyDefect) {
         self.state.lock().defect = Some(defect);
@@ -197,6 +210,7 @@ impl Board {
         let at = self.clock.now();
         match &outcome {
             Outcome::Bytes => self.trace.event(at, format_args!("answer {id} bytes")),
+            Outcome::Died => self.trace.event(at, format_args!("answer {id} died")),
             Outcome::ReadFailed(error) => self
                 .trace
                 .event(at, format_args!("answer {id} error {error}")),
@@ -314,7 +328,9 @@ impl Reply for Ticket {
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        if self.live {
+        if self.live && self.board.state.lock().dying {
+            self.board.answer(self.id, Outcome::Died);
+        } else if self.live {
             self.board.blame(format!(
                 "operation {} was dropped without an answer",
                 self.id

@@ -66,7 +66,8 @@ pub struct SimMedia {
     gone: bool,
     /// No fault is drawn any more; what is broken stays broken.
     healed: bool,
-    no_space: bool,
+    /// The file system has room for so many sectors; what is written stays where it is.
+    room_sectors: Option<usize>,
     read_only: bool,
     /// Writes accepted so far, by all queue pairs.
     writes: u64,
@@ -86,9 +87,20 @@ impl SimMedia {
         self.healed = true;
     }
 
-    /// Writes end in `NoSpace` while this is set.
-    pub fn set_no_space(&mut self, no_space: bool) {
-        self.no_space = no_space;
+    /// The file system is full: what is there may be overwritten, what takes more room ends in
+    /// `NoSpace`. Discards give room back.
+    pub fn set_full(&mut self, full: bool) {
+        self.room_sectors = full.then_some(self.current.len());
+    }
+
+    fn has_room(&self, sectors: std::ops::Range<u64>) -> bool {
+        let Some(room) = self.room_sectors else {
+            return true;
+        };
+        let new = sectors
+            .filter(|sector| !self.current.contains_key(sector))
+            .count();
+        new == 0 || self.current.len() + new <= room
     }
 
     /// Writes and discards end in `ReadOnly` while this is set.
@@ -276,7 +288,7 @@ impl Drop for Pair {
                 continue;
             };
             let mut media = self.media.borrow_mut();
-            let fine = !media.gone && !media.no_space && !media.read_only;
+            let fine = !media.gone && media.room_sectors.is_none() && !media.read_only;
             if !fine || !self.in_range(offset_bytes, bytes.len() as u64) {
                 continue;
             }
@@ -346,11 +358,11 @@ impl Pair {
     }
 
     /// What the media say to a write.
-    fn writable(&self) -> Result<(), DeviceError> {
+    fn writable(&self, sectors: std::ops::Range<u64>) -> Result<(), DeviceError> {
         let media = self.media.borrow();
-        match (media.read_only, media.no_space) {
+        match (media.read_only, media.has_room(sectors)) {
             (true, _) => Err(DeviceError::ReadOnly),
-            (_, true) => Err(DeviceError::NoSpace),
+            (_, false) => Err(DeviceError::NoSpace),
             _ => Ok(()),
         }
     }
@@ -384,9 +396,9 @@ impl Pair {
         if !self.in_range(offset_bytes, bytes.len() as u64) {
             return Err(DeviceError::Range);
         }
-        self.writable()?;
         let faults = self.profile.faults.clone();
         let sectors = self.sectors(offset_bytes, bytes.len());
+        self.writable(sectors.clone())?;
         let count = sectors.end - sectors.start;
         let torn_after = self.fault(faults.torn_write).then(|| self.rng.below(count));
         let further = u64::from(self.fault(faults.misdirected_write));
@@ -426,7 +438,14 @@ impl Pair {
         let sector_bytes = self.profile.geometry.sector_bytes as usize;
         for sector in self.sectors(offset_bytes, len_bytes as usize) {
             let garbage = self.rng.bits().to_le_bytes().repeat(sector_bytes / 8);
-            self.media.borrow_mut().write(sector, garbage.into());
+            let mut media = self.media.borrow_mut();
+            if media.room_sectors.is_some() {
+                // A hole in a file: zeros, and room for others.
+                media.current.remove(&sector);
+                media.stable.remove(&sector);
+            } else {
+                media.write(sector, garbage.into());
+            }
         }
         Ok(())
     }

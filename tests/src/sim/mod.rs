@@ -9,7 +9,9 @@
 //! | [`audit`] | what must hold for a whole run |
 //! | [`bucket`] | objects whose bytes follow from their identity |
 //! | [`store`], [`origin`] | the simulated object store, and one core's client of it |
-//! | [`device`], [`network`] | a simulated disk and network: seams for the disk tier and the group |
+//! | [`device`], [`bay`] | simulated disks: media that lose power, queue pairs that go wrong |
+//! | [`network`] | a simulated network: the seam for the group |
+//! | `lives` | how processes end and others start on the same disks |
 //! | `seat` | a core and when it has a reason to turn |
 //! | [`clock`], [`rng`], [`schedule`], [`trace`] | time, chance, order, and the event hash |
 //!
@@ -17,11 +19,12 @@
 
 pub mod actor;
 pub mod audit;
+pub mod bay;
 pub mod board;
 pub mod bucket;
 pub mod clock;
 pub mod device;
-
+mod lives;
 pub mod network;
 pub mod origin;
 #[cfg(test)]

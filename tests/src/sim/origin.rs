@@ -116,6 +116,17 @@ impl SimOrigin {
         }
     }
 
+    /// Bytes that the service has sent and nobody has polled: those of a process that dies.
+    pub fn unpolled_bytes(&self) -> u64 {
+        let side = self.0.borrow();
+        let bytes = side.ready.iter().map(|event| match event {
+            OriginEvent::Filled { lease, .. } => lease.len() as u64,
+            OriginEvent::GetDone { wasted_bytes, .. } => *wasted_bytes,
+            _ => 0,
+        });
+        bytes.sum()
+    }
+
     /// Operations under way, those that ended but were not polled included.
     pub fn under_way(&self) -> usize {
         let side = self.0.borrow();

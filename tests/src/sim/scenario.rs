@@ -8,6 +8,7 @@ use forebay_engine::limits::{
 
 use super::actor::Habit;
 use super::board::ReplyDefect;
+use super::device::DeviceFaults;
 use super::rng::SimRng;
 use super::store::{OriginDefect, OriginFaults, OriginProfile};
 
@@ -33,6 +34,32 @@ pub struct Role {
     pub object: usize,
     /// How often it asks.
     pub rounds: u32,
+}
+
+/// How a process ends in the middle of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It is told to stop, and stops when nothing is under way.
+    Orderly,
+    /// The power fails: what is under way dies, what disks had not flushed may be lost.
+    PowerCut,
+}
+
+/// The disks of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Disks {
+    /// Size, region size and sector size of each, in bytes.
+    pub sizes: Vec<(u64, u32, u32)>,
+    /// All that the actors read fits, also on one core's share.
+    pub roomy: bool,
+    /// Entries that each core's index may hold.
+    pub entries_max: usize,
+    /// Time for one operation: from, to.
+    pub latency: (Duration, Duration),
+    /// Operations that a queue pair takes.
+    pub queue_depth: usize,
+    /// What goes wrong until everything heals.
+    pub faults: DeviceFaults,
 }
 
 /// A defect that is planted to prove that the checkers see it.
@@ -65,6 +92,10 @@ pub struct Scenario {
     pub roles: Vec<Role>,
     /// When which object gets a new version.
     pub overwrites: Vec<(Duration, usize)>,
+    /// The node's disks.
+    pub disks: Disks,
+    /// When the process ends, how, and with how many cores the next one starts.
+    pub restarts: Vec<(Duration, End, usize)>,
     /// When faults end.
     pub heal_after: Duration,
     /// Turns do only a little each.
@@ -76,6 +107,16 @@ pub struct Scenario {
 }
 
 impl Scenario {
+    /// Cores of the process that lives after so many restarts.
+    pub fn restarts_done(&self, restarts: usize) -> usize {
+        let mut planned = self.restarts.clone();
+        planned.sort_by_key(|(after, ..)| *after);
+        match restarts.checked_sub(1) {
+            Some(last) => planned[last].2,
+            None => self.cores,
+        }
+    }
+
     /// The scenario of `seed`.
     pub fn from_seed(seed: u64) -> Self {
         let mut rng = SimRng::component(seed, "scenario", 0);
@@ -111,14 +152,21 @@ impl Scenario {
         } else {
             overwrites(rng, calm, objects.len())
         };
+        let cores = if weather == Weather::Tight {
+            rng.between(1, 2)
+        } else {
+            rng.between(1, 4)
+        } as usize;
+        // Draws of their own: what was before disks stays as it was.
+        let mut own = SimRng::component(seed, "scenario", 2);
+        let disks = disks(&mut own, weather);
+        let restarts = restarts(&mut own, weather, cores);
         Self {
             seed,
             weather,
-            cores: if weather == Weather::Tight {
-                rng.between(1, 2)
-            } else {
-                rng.between(1, 4)
-            } as usize,
+            cores,
+            disks,
+            restarts,
             arena_bytes,
             io_timeout,
             origin: origin(rng, fair),
@@ -168,6 +216,75 @@ fn origin(rng: &mut SimRng, fair: bool) -> OriginProfile {
             faults
         },
     }
+}
+
+fn disks(rng: &mut SimRng, weather: Weather) -> Disks {
+    let count = match weather {
+        Weather::Flood => 0,
+        _ if rng.chance(400) => 0,
+        _ => rng.between(1, 3),
+    };
+    let roomy = weather == Weather::Calm || rng.chance(400);
+    let sector_bytes = *rng.pick(&[512, 4_096, 4_096]);
+    let sizes = (0..count).map(|_| {
+        // Less than the large objects, so that regions are reclaimed; eight regions for each core.
+        let bytes = if roomy {
+            1 << 30
+        } else {
+            rng.between(66, 90) << 20
+        };
+        (bytes, 2 << 20, sector_bytes)
+    });
+    let sizes = sizes.collect();
+    let fair = matches!(weather, Weather::Calm | Weather::Tight);
+    let faulty = !fair && rng.chance(700);
+    let mut some = |most: u64| {
+        if faulty && rng.chance(400) {
+            rng.below(most) as u32
+        } else {
+            0
+        }
+    };
+    let faults = DeviceFaults {
+        latent_error: some(3),
+        torn_write: some(100),
+        bit_flip: some(3),
+        misdirected_write: some(30),
+        slow: some(100),
+        vanish: some(3),
+        full: some(400),
+    };
+    Disks {
+        sizes,
+        roomy,
+        entries_max: 10_000,
+        latency: (
+            Duration::from_micros(10),
+            Duration::from_micros(rng.between(100, 3_000)),
+        ),
+        queue_depth: *rng.pick(&[4, 32, 128]),
+        faults,
+    }
+}
+
+fn restarts(rng: &mut SimRng, weather: Weather, cores: usize) -> Vec<(Duration, End, usize)> {
+    let count = match weather {
+        Weather::Flood => 0,
+        _ if rng.chance(500) => 0,
+        _ => rng.between(1, 3),
+    };
+    (0..count)
+        .map(|_| {
+            let after = Duration::from_micros(rng.below(3_000_000));
+            let end = *rng.pick(&[End::Orderly, End::Orderly, End::PowerCut]);
+            let next = if rng.chance(700) {
+                cores
+            } else {
+                rng.between(1, 4) as usize
+            };
+            (after, end, next)
+        })
+        .collect()
 }
 
 fn objects(rng: &mut SimRng, weather: Weather) -> Vec<(String, u64)> {

@@ -6,27 +6,32 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Wake, Waker};
+use std::time::Duration;
 
 use forebay_engine::arena::Arena;
 use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
-use forebay_engine::disk::Disk;
-use forebay_engine::ports::{NoDevice, NoTransport, Platform, Solo, Time};
+use forebay_engine::disk::{DeviceSeat, DeviceShared, Disk, DiskConfig};
+use forebay_engine::limits::DEVICE_READ_MS_MAX;
+use forebay_engine::ports::{NoTransport, Platform, Solo, Time};
 use forebay_engine::ring::{CoreRing, Doorbell};
+use forebay_engine::stats::CoreStats;
 
+use super::bay::Bay;
 use super::board::Ticket;
 use super::clock::SimClock;
+use super::device::SimDevice;
 use super::origin::SimOrigin;
 use super::rng::SimRng;
 use super::scenario::Scenario;
 use super::store::OriginStore;
 use super::trace::Trace;
 
-/// The ports of a simulated core. There are no disks and no peers in this version of the engine.
+/// The ports of a simulated core. There are no peers in this version of the engine.
 #[derive(Debug)]
 pub struct SimPlatform;
 
 impl Platform for SimPlatform {
-    type Device = NoDevice;
+    type Device = SimDevice;
     type Transport = NoTransport;
     type Origin = SimOrigin;
     type Membership = Solo;
@@ -49,6 +54,7 @@ impl Wake for Bell {
 pub(super) struct Seat {
     core: Core<SimPlatform>,
     pub(super) origin: SimOrigin,
+    devices: Vec<SimDevice>,
     doorbell: Arc<Doorbell>,
     bell: Arc<Bell>,
     progressed: bool,
@@ -59,13 +65,26 @@ impl Seat {
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.progressed
             || self.bell.0.load(Ordering::Relaxed)
-            || self.wake_at <= now
-            || self.origin.next_at().is_some_and(|at| at <= now)
+            || self.next_at().is_some_and(|at| at <= now)
     }
 
     pub(super) fn next_at(&self) -> Option<Time> {
         let wake_at = Some(self.wake_at).filter(|at| *at != Time::NEVER);
-        [wake_at, self.origin.next_at()].into_iter().flatten().min()
+        let devices = self.devices.iter().map(SimDevice::next_at);
+        let all = devices.chain([wake_at, self.origin.next_at()]);
+        all.flatten().min()
+    }
+
+    /// Whether the core may be dropped.
+    pub(super) fn is_quiet(&self) -> bool {
+        // A retired device still has to give buffers back.
+        let lent: usize = self.devices.iter().map(SimDevice::under_way).sum();
+        self.core.is_quiet() && self.origin.under_way() + lent == 0
+    }
+
+    /// The core's counters.
+    pub(super) fn stats(&self) -> CoreStats {
+        self.core.stats()
     }
 
     /// One turn, as a thread in production would take it.
@@ -81,41 +100,97 @@ impl Seat {
     }
 }
 
-/// Core number `core` of `scenario`, and its ring.
+/// What all cores of one process have in common.
+pub(super) struct Process<'a> {
+    pub scenario: &'a Scenario,
+    pub clock: &'a SimClock,
+    pub trace: &'a Trace,
+    pub store: &'a Rc<RefCell<OriginStore>>,
+    pub bays: &'a [Bay],
+    pub shared: &'a [Arc<DeviceShared>],
+    pub cores: usize,
+    /// Number of the process on this node, from 0.
+    pub life: u64,
+}
+
+impl Process<'_> {
+    /// Numbers the components of one core, different in each life.
+    fn number(&self, core: usize) -> u64 {
+        self.life * 1_000 + core as u64
+    }
+
+    fn devices(&self, core: usize) -> Vec<SimDevice> {
+        let profile = &self.scenario.disks;
+        let device = |(number, bay): (u64, &Bay)| {
+            let number = self.number(core) * 10 + number;
+            let seed = SimRng::component(self.scenario.seed, "queue pair", number).bits();
+            let profile = bay.profile(profile.latency, profile.queue_depth, &profile.faults);
+            SimDevice::new(bay.media.clone(), profile, self.clock.clone(), seed)
+        };
+        (0..).zip(self.bays).map(device).collect()
+    }
+
+    fn disk(&self, core: usize, devices: &[SimDevice]) -> Disk<SimDevice> {
+        let seats = devices
+            .iter()
+            .zip(self.shared)
+            .map(|(device, shared)| DeviceSeat {
+                device: device.clone(),
+                shared: shared.clone(),
+            });
+        let config = DiskConfig {
+            core,
+            cores: self.cores,
+            entries_max: self.scenario.disks.entries_max,
+            tables_bytes_max: 128 << 10,
+            write_bytes_max: self.scenario.arena_bytes / 4,
+            incarnation: self.life + 1,
+            read_timeout: Duration::from_millis(DEVICE_READ_MS_MAX),
+            verify: true,
+        };
+        Disk::new(seats.collect(), config)
+    }
+}
+
+/// Core number `core` of a process, and its ring.
 pub(super) fn seat(
     core: usize,
-    scenario: &Scenario,
-    clock: &SimClock,
-    trace: &Trace,
-    store: &Rc<RefCell<OriginStore>>,
+    process: &Process<'_>,
 ) -> io::Result<(Seat, Arc<CoreRing<Ticket>>)> {
+    let Process {
+        scenario,
+        clock,
+        trace,
+        store,
+        ..
+    } = process;
     let seed = scenario.seed;
     let bell: Arc<Bell> = Arc::default();
     let doorbell = Doorbell::new(Waker::from(bell.clone()));
     doorbell.announce_sleep();
     let ring = CoreRing::new(doorbell.clone());
-    let profile = scenario.origin.clone();
     let origin = SimOrigin::new(
-        core,
+        process.number(core) as usize,
         seed,
-        clock.clone(),
-        profile,
-        store.clone(),
-        trace.clone(),
+        (*clock).clone(),
+        scenario.origin.clone(),
+        (*store).clone(),
+        (*trace).clone(),
     );
+    let devices = process.devices(core);
     let parts = Parts::<SimPlatform> {
-        disk: Disk::absent(),
+        disk: process.disk(core, &devices),
         transport: NoTransport::default(),
         origin: origin.clone(),
         membership: Solo,
-        clock: clock.clone(),
-        rng: SimRng::component(seed, "core", core as u64),
+        clock: (*clock).clone(),
+        rng: SimRng::component(seed, "core", process.number(core)),
         arena: Arena::new(scenario.arena_bytes)?,
         ring: ring.clone(),
     };
     let config = CoreConfig {
         core,
-        cores: scenario.cores,
+        cores: process.cores,
         io_timeout: scenario.io_timeout,
     };
     let core = Core::new(parts, config);
@@ -123,9 +198,11 @@ pub(super) fn seat(
         Seat {
             core,
             origin,
+            devices,
             doorbell,
             bell,
-            progressed: false,
+            // A disk tier begins to recover with the first turn.
+            progressed: !process.bays.is_empty(),
             wake_at: Time::NEVER,
         },
         ring,

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::client::Client;
 use forebay_engine::core::Budget;
 use forebay_engine::identity::ObjectVersion;
 use forebay_engine::limits::READ_BYTES_MAX;
@@ -19,13 +18,15 @@ use parking_lot::Mutex;
 
 use super::actor::{Actor, Ask};
 use super::audit::{Facts, parts, sub_blocks};
+use super::bay::Bay;
 use super::board::{Asked, Board, Question, Ticket};
 use super::bucket::SimBucket;
 use super::clock::SimClock;
+use super::lives::Life;
 use super::rng::SimRng;
 use super::scenario::{Defect, Scenario, Weather};
 use super::schedule::Schedule;
-use super::seat::{Seat, seat};
+use super::seat::{Process, Seat};
 use super::store::OriginStore;
 use super::trace::Trace;
 
@@ -88,22 +89,25 @@ impl fmt::Display for Failed {
 enum Event {
     Wake(usize),
     Overwrite(usize),
+    Restart(usize),
     Heal,
 }
 
 /// One run.
 pub struct World {
-    scenario: Scenario,
-    clock: SimClock,
-    trace: Trace,
-    rng: SimRng,
-    store: Rc<RefCell<OriginStore>>,
-    board: Arc<Board>,
-    seats: Vec<Seat>,
-    client: Client<Ticket>,
+    pub(super) scenario: Scenario,
+    pub(super) clock: SimClock,
+    pub(super) trace: Trace,
+    pub(super) rng: SimRng,
+    pub(super) store: Rc<RefCell<OriginStore>>,
+    pub(super) board: Arc<Board>,
+    pub(super) bays: Vec<Bay>,
+    pub(super) life: Life,
+    /// Processes that have ended.
+    pub(super) lives: u64,
     actors: Vec<Actor>,
     plan: Schedule<Event>,
-    facts: Facts,
+    pub(super) facts: Facts,
 }
 
 impl fmt::Debug for World {
@@ -134,6 +138,7 @@ pub fn run(scenario: Scenario, print: bool) -> Result<Passed, Box<Failed>> {
         .map_err(|error| failed(format!("the world could not be built: {error}")))?;
     // After a panic nothing of the world is looked at any more, but for the trace.
     let stats = catch_unwind(AssertUnwindSafe(|| world.live()))
+        .map(|result| result.map_err(|what| format!("{what}\n{}", world.describe())))
         .unwrap_or_else(|panic| Err(format!("panic: {}", panic_text(&*panic))))
         .map_err(failed)?;
     Ok(Passed {
@@ -164,18 +169,33 @@ impl World {
         let board = Board::new(clock.clone(), trace.clone());
         plant(&scenario, &board, &store);
         store.borrow_mut().faults_on = matches!(scenario.weather, Weather::Storm | Weather::Flood);
-        let mut seats = Vec::new();
-        let mut rings = Vec::new();
-        for core in 0..scenario.cores {
-            let (seat, ring) = seat(core, &scenario, &clock, &trace, &store)?;
-            seats.push(seat);
-            rings.push(ring);
-        }
-        let client = Client::new(rings.into(), Arc::new(clock.clone()), scenario.io_timeout);
+        let bays: Vec<Bay> = (0..)
+            .zip(&scenario.disks.sizes)
+            .map(|(number, (capacity, region, sector))| {
+                Bay::new(seed * 8 + number, *capacity, *region, *sector)
+            })
+            .collect();
+        let shared: Vec<_> = (0..)
+            .zip(&bays)
+            .map(|(number, bay)| bay.shared(number))
+            .collect();
+        let life = Life::start(&Process {
+            scenario: &scenario,
+            clock: &clock,
+            trace: &trace,
+            store: &store,
+            bays: &bays,
+            shared: &shared,
+            cores: scenario.cores,
+            life: 0,
+        })?;
         let mut plan = Schedule::default();
         plan.push(Time(0) + scenario.heal_after, Event::Heal);
         for (after, object) in &scenario.overwrites {
             plan.push(Time(0) + *after, Event::Overwrite(*object));
+        }
+        for (number, (after, ..)) in scenario.restarts.iter().enumerate() {
+            plan.push(Time(0) + *after, Event::Restart(number));
         }
         let actors = scenario.roles.iter().enumerate().map(|(number, role)| {
             plan.push(Time(0), Event::Wake(number));
@@ -191,8 +211,9 @@ impl World {
             rng,
             store,
             board,
-            seats,
-            client,
+            bays,
+            life,
+            lives: 0,
             actors,
             plan,
             facts: Facts::default(),
@@ -219,7 +240,7 @@ impl World {
         let stats = self.ask_stats()?;
         self.facts
             .judge_run(&self.scenario, &self.store.borrow(), &stats)?;
-        let mut all = CoreStats::default();
+        let mut all = self.facts.past.clone();
         stats.iter().for_each(|core| all.add(core));
         Ok(all)
     }
@@ -241,7 +262,7 @@ impl World {
             if goal(self) {
                 return Ok(());
             }
-            let seats = self.seats.iter().filter_map(Seat::next_at);
+            let seats = self.life.seats.iter().filter_map(Seat::next_at);
             let Some(next) = seats.chain(self.plan.next_at()).min() else {
                 let open = self.board.open();
                 return if open == 0 {
@@ -261,12 +282,12 @@ impl World {
     }
 
     /// Turns every core that has a reason to, until none has.
-    fn settle(&mut self) -> Result<(), String> {
+    pub(super) fn settle(&mut self) -> Result<(), String> {
         let now = self.clock.now();
         let mut turns = 0;
         loop {
-            let mut due: Vec<usize> = (0..self.seats.len())
-                .filter(|seat| self.seats[*seat].is_due(now))
+            let mut due: Vec<usize> = (0..self.life.seats.len())
+                .filter(|seat| self.life.seats[*seat].is_due(now))
                 .collect();
             if due.is_empty() {
                 return Ok(());
@@ -295,7 +316,7 @@ impl World {
         } else {
             Budget::default()
         };
-        self.seats[number].turn(budget);
+        self.life.seats[number].turn(budget);
     }
 
     fn handle_answers(&mut self) -> Result<bool, String> {
@@ -343,8 +364,16 @@ impl World {
             match event {
                 Event::Wake(number) => some |= self.wake(number),
                 Event::Overwrite(object) => self.overwrite(object),
+                Event::Restart(number) => {
+                    let (_, end, cores) = self.scenario.restarts[number];
+                    self.restart(end, cores)?;
+                    some = true;
+                }
                 Event::Heal => {
                     self.trace.event(now, format_args!("heal"));
+                    for bay in &self.bays {
+                        bay.media.borrow_mut().heal();
+                    }
                     self.store.borrow_mut().faults_on = false;
                     self.facts.healed_at = Some(now);
                 }
@@ -396,19 +425,21 @@ impl World {
                 self.facts
                     .wanted
                     .extend(sub_blocks(object, *offset, *len_bytes));
-                self.client.prefetch(object, *offset, *len_bytes);
+                self.life.client.prefetch(object, *offset, *len_bytes);
                 false
             }
             Ask::Head(key) => {
                 let bucket = self.store.borrow().bucket.bucket.clone();
                 let ticket = self.ticket(actor, Question::Head(key.clone()));
-                self.client
+                self.life
+                    .client
                     .head(&bucket, key.clone(), ticket.into_head())
                     .is_err()
             }
             Ask::List(request) => {
                 let ticket = self.ticket(actor, Question::List(request.clone()));
-                self.client
+                self.life
+                    .client
                     .list(request.clone(), ticket.into_list())
                     .is_err()
             }
@@ -426,6 +457,7 @@ impl World {
         let submitted = self.clock.now();
         self.board.ask(Asked {
             actor,
+            life: self.lives,
             question,
             submitted,
             deadline: submitted + self.scenario.io_timeout,
@@ -450,27 +482,32 @@ impl World {
         let delivered = &self.facts.delivered;
         let in_memory =
             sub_blocks(object, offset, due_bytes).all(|sub_block| delivered.contains(&sub_block));
-        let instant = self.scenario.weather == Weather::Calm && valid && in_memory;
+        // Small reads go straight to a disk that has the bytes, past the memory.
+        let resident = self.bays.is_empty() || self.lives == 0;
+        let instant = self.scenario.weather == Weather::Calm && valid && in_memory && resident;
         let wanted = if due_bytes == 0 {
             0
         } else {
             u64::from(want_bytes).max(due_bytes)
         };
         self.facts.wanted.extend(sub_blocks(object, offset, wanted));
+        let parts = parts(object, self.life.client.cores(), offset, due_bytes);
         let question = Question::Read {
             object: object.clone(),
             offset,
             len_bytes,
             due_bytes: due_bytes as usize,
+            parts,
             instant,
         };
         let ticket = self.ticket(actor, question);
         match self
+            .life
             .client
             .read(object, offset, len_bytes, want_bytes, ticket)
         {
             Ok(()) => {
-                self.facts.parts += parts(object, self.client.cores(), offset, due_bytes);
+                self.facts.parts += parts;
                 true
             }
             Err(Full(ticket)) => {
@@ -505,8 +542,12 @@ impl World {
             format_args!("shutdown with {} open", self.board.open()),
         );
         self.facts.stopped_at = Some(now);
-        self.facts.cut_short = self.seats.iter().any(|seat| seat.origin.under_way() > 0);
-        self.client.shutdown();
+        self.facts.cut_short |= self
+            .life
+            .seats
+            .iter()
+            .any(|seat| seat.origin.under_way() > 0);
+        self.life.client.shutdown();
         self.actors.iter_mut().for_each(Actor::retire);
         // What comes after the shutdown is answered too.
         let (key, _) = &self.scenario.objects[0];
@@ -520,14 +561,20 @@ impl World {
             self.read(usize::MAX, &object, 0, 4_096, 0);
         }
         self.pass_until(|world| {
-            world.board.open() == 0 && world.seats.iter().all(|seat| seat.origin.under_way() == 0)
-        })
+            world.board.open() == 0 && world.life.seats.iter().all(Seat::is_quiet)
+        })?;
+        match self.life.seats.iter().position(|seat| !seat.is_quiet()) {
+            Some(core) => Err(format!("core {core} sleeps and is not quiet")),
+            None => Ok(()),
+        }
     }
 
     fn ask_stats(&mut self) -> Result<Vec<CoreStats>, String> {
         let answers: Arc<Mutex<Vec<CoreStats>>> = Arc::default();
         let sink = answers.clone();
-        self.client.stats(move |stats| sink.lock().push(*stats));
+        self.life
+            .client
+            .stats(move |stats| sink.lock().push(*stats));
         self.settle()?;
         Ok(std::mem::take(&mut *answers.lock()))
     }
