@@ -10,8 +10,10 @@
 //! | [`ops`] | operations as data: keeping, reading, restarts, power cuts, resizes |
 //! | [`script`] | the run that carries them out |
 //! | [`check`] | what must hold at rest, after a restart and at the end |
+//! | [`crash`] | the same workload over a real file, in a process that is killed |
 
 pub mod check;
+pub mod crash;
 pub mod media;
 pub mod model;
 pub mod node;
