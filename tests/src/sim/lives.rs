@@ -128,7 +128,9 @@ impl World {
         for seat in &self.life.seats {
             let stats = seat.stats();
             if stats.memory_in_flight_bytes > 0 || stats.reads_waiting > 0 {
-                return Err(format!("buffers in flight after an orderly end: {stats:?}"));
+                return Err(format!(
+                    "bytes in flight after shutdown, or reads that wait: {stats:?}"
+                ));
             }
             self.facts.past.add(&stats);
         }
