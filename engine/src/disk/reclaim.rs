@@ -405,6 +405,12 @@ impl<D: BlockDevice> Log<D> {
             if reclaim.reading >= READS_MAX {
                 return some;
             }
+            let stream = &mut self.streams[Queue::Main as usize];
+            if stream.has_batch() {
+                // What is read is held until it is written: more would take the memory that writing needs.
+                stream.hurry = true;
+                return some;
+            }
             let pages = (u32::from(extent.pages) - page).min((CHUNK_BYTES / PAGE_BYTES) as u32);
             let Ok(lease) = buffers.lease(pages as usize * PAGE_BYTES) else {
                 return some;

@@ -150,9 +150,14 @@ impl Stream {
         }
     }
 
+    /// Whether as much is staged as one batch takes.
+    pub fn has_batch(&self) -> bool {
+        self.staged_pages * PAGE_BYTES as u64 >= self.batch_bytes as u64
+            || self.staged.len() >= BATCH_ENTRIES_MAX
+    }
+
     pub fn is_due(&self, now: Time, settling: bool) -> bool {
-        let full = self.staged_pages * PAGE_BYTES as u64 >= self.batch_bytes as u64
-            || self.staged.len() >= BATCH_ENTRIES_MAX;
+        let full = self.has_batch();
         !self.staged.is_empty() && (full || settling || self.hurry || self.closes_at() <= now)
     }
 
