@@ -96,10 +96,9 @@ fn open(path: &Path) -> io::Result<File> {
         .custom_flags(no_link)
         .open(path);
     match written {
-        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => File::options()
-            .read(true)
-            .custom_flags(no_link)
-            .open(path),
+        Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => {
+            File::options().read(true).custom_flags(no_link).open(path)
+        }
         outcome => outcome,
     }
 }
