@@ -132,8 +132,10 @@ pub fn at_rest(node: &mut Node, model: &mut Model) -> Result<(), String> {
     let explained = sum(|device| device.evicted_bytes) + dropped;
     if model.lost_bytes > explained {
         return Err(format!(
-            "{} settled bytes are lost, {explained} were evicted or dropped; now {lost:?}",
-            model.lost_bytes
+            "{} settled bytes are lost, {explained} were evicted or dropped; now {} pages from {:?} on: {stats:?}",
+            model.lost_bytes,
+            lost.len(),
+            lost.first()
         ));
     }
     Ok(())

@@ -63,7 +63,7 @@ pub struct Model {
     pub faulty: bool,
     /// The number of cores has changed: entries lie in regions of other cores.
     pub rehomed: bool,
-    /// Pages that only regions of other cores than their own hold.
+    /// Pages that regions of other cores than their own hold.
     foreign: BTreeSet<PageName>,
     /// Bytes that were settled in this life and are not found any more.
     pub lost_bytes: u64,
@@ -301,7 +301,7 @@ impl Model {
         }
     }
 
-    /// Whether a page lies in another core's region only.
+    /// Whether a page lies in another core's region.
     pub fn is_foreign(&self, page: PageName) -> bool {
         self.foreign.contains(&page)
     }
@@ -316,7 +316,7 @@ impl Model {
         }
     }
 
-    /// A new process has found these pages, `foreign` ones in other cores' regions only.
+    /// A new process has found these pages, `foreign` ones in other cores' regions.
     pub fn new_life(&mut self, found: &BTreeSet<PageName>, foreign: BTreeSet<PageName>) {
         self.foreign = foreign;
         self.asked.clear();

@@ -469,26 +469,23 @@ impl Run {
         Ok(())
     }
 
-    /// Pages that are named by regions of other cores than their own only.
+    /// Pages that regions of other cores than their own name, also where their own does: which of two entries
+    /// the index holds is its affair.
     fn foreign(&self) -> BTreeSet<PageName> {
-        let (mut own, mut foreign) = (BTreeSet::new(), BTreeSet::new());
+        let mut foreign = BTreeSet::new();
         for region in self
             .bays
             .iter()
             .flat_map(|bay| claims(&Platter::of(bay, false)))
         {
             let owner = region.header.region as usize % self.cores;
-            for page in pages_of(&[region]) {
-                let home = self.node.core_of(page.0);
-                let side = if home == owner {
-                    &mut own
-                } else {
-                    &mut foreign
-                };
-                side.insert(page);
-            }
+            let pages = pages_of(&[region]);
+            foreign.extend(
+                pages
+                    .into_iter()
+                    .filter(|page| self.node.core_of(page.0) != owner),
+            );
         }
-        foreign.retain(|page| !own.contains(page));
         foreign
     }
 
