@@ -7,6 +7,8 @@ use super::layout::Queue;
 const SMALL_SHARE: usize = 16;
 /// A main region of whose pages so many per cent were hit since it was last looked at is warm.
 const WARM_PERCENT: u64 = 80;
+/// A region of whose pages fewer than so many per cent live is not warm, whatever is hot.
+const LIVE_PERCENT: u64 = 50;
 /// The hand moves each time ghosts of so many per cent of a region came back and found no room.
 const HAND_PERCENT: u64 = 75;
 
@@ -33,14 +35,16 @@ impl Default for Heat {
 }
 
 impl Heat {
-    /// Whether so much of the region's `pages` is hot. What nothing names any more is cold.
+    /// Whether so much of what lives in a region of `pages` is hot. A region of which much is dead is never
+    /// warm: its room would be held by nothing.
     pub fn is_warm(&self, pages: u32) -> bool {
-        u64::from(self.hot_pages) * 100 >= u64::from(pages) * WARM_PERCENT
+        let (hot, live) = (u64::from(self.hot_pages), u64::from(self.live_pages));
+        live * 100 >= u64::from(pages) * LIVE_PERCENT && hot * 100 >= live * WARM_PERCENT
     }
 
-    /// Of the region's `pages`, those that reclaim would give back.
-    pub fn cold_pages(&self, pages: u32) -> u32 {
-        pages.saturating_sub(self.hot_pages)
+    /// Pages of entries that reclaim would evict.
+    pub fn cold_pages(&self) -> u32 {
+        self.live_pages.saturating_sub(self.hot_pages)
     }
 
     /// Forgets all hits.

@@ -262,7 +262,7 @@ impl<D: BlockDevice> Log<D> {
         let heat = tier.heat(number, region);
         let pages = self.geometry.region_pages();
         if !heat.is_warm(pages) {
-            self.admission.allow(heat.cold_pages(pages));
+            self.admission.allow(heat.cold_pages());
             return Some(region);
         }
         if let Some(heat) = tier.heat_mut(number, region) {

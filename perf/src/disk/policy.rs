@@ -265,7 +265,7 @@ mod tests {
             warm_share: 2.0,
             ..SETTINGS
         };
-        let hits = trace.counted() as u64 - run(plain, &trace).misses;
-        assert!(hits as f64 <= 0.3 * trace.counted() as f64, "{hits}");
+        let plain_hits = trace.counted() as u64 - run(plain, &trace).misses;
+        assert!(plain_hits < hits, "{plain_hits} of {hits}");
     }
 }
