@@ -18,11 +18,14 @@ use crate::setup::{self, SetupError};
 
 /// The deepest queue.
 pub const DEPTH_MAX: usize = 4_096;
+/// Operations that wait for the end of the turn at most: a device that gets all of them then has nothing to do while
+/// the turn works.
+const WAITING_MAX: usize = 4;
 /// Times in a row that the kernel may ask to try an operation again.
 const RETRIES_MAX: u32 = 16;
 
 /// A queue pair on a file or block device, for the thread that made it. Dropping it waits, for some
-/// seconds at most, until the kernel has given back what is under way; what was not committed never
+/// seconds at most, until the kernel has given back what is under way; what it was not handed never
 /// begins.
 #[derive(Debug)]
 pub struct UringDevice {
@@ -126,6 +129,9 @@ impl UringDevice {
     fn push(&mut self, slot: Slot) {
         if let Err(slot) = self.ring.push(slot) {
             self.end(slot.work, Err(DeviceError::Gone));
+        }
+        if self.ring.waiting() >= WAITING_MAX && !self.dead {
+            self.ring_doorbell();
         }
     }
 

@@ -220,6 +220,11 @@ impl Ring {
         Ok(())
     }
 
+    /// Operations that wait for the next [`Ring::submit`].
+    pub(crate) fn waiting(&mut self) -> usize {
+        self.uring.submission().len()
+    }
+
     /// Hands everything queued to the kernel, in one system call unless it takes less than all.
     /// What it did not take stays queued.
     ///
