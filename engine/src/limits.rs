@@ -57,6 +57,9 @@ pub const PREFETCH_GETS_PER_CORE_MAX: usize = 48;
 pub const RING_BUDGET: usize = 256;
 /// Completions taken from one port in one turn.
 pub const POLL_BUDGET: usize = 256;
+/// Completions taken from one disk in one turn: few, so that what is asked for next reaches it while it
+/// still has the rest to do.
+pub const DISK_POLL_BUDGET: usize = 4;
 
 /// The smallest arena that one core can work with.
 pub const ARENA_BYTES_MIN: usize = 16 << 20;

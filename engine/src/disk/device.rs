@@ -25,7 +25,7 @@ use super::{DeviceSeat, DeviceShared, DeviceState, DeviceStats};
 use crate::arena::Lease;
 use crate::identity::BlockId;
 use crate::limits::{
-    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_WRITE_S_MAX, PAGE_BYTES, POLL_BUDGET,
+    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_WRITE_S_MAX, DISK_POLL_BUDGET, PAGE_BYTES,
 };
 use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 
@@ -278,7 +278,7 @@ impl<D: BlockDevice> Log<D> {
     }
 
     fn take_completions(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
-        for taken in 0..POLL_BUDGET {
+        for taken in 0..DISK_POLL_BUDGET {
             let Some(event) = self.device.poll() else {
                 return taken > 0;
             };
