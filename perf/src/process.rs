@@ -119,7 +119,7 @@ mod tests {
         let pid = std::process::id();
         let before = resident_bytes(pid)?;
         let most = resident_bytes_max(pid, || {
-            let bytes = vec![1u8; 64 << 20];
+            let bytes = std::hint::black_box(vec![1u8; 64 << 20]);
             thread::sleep(Duration::from_millis(200));
             assert_eq!(bytes[bytes.len() - 1], 1);
             Ok(())
