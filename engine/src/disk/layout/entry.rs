@@ -19,7 +19,7 @@ pub struct EntryRecord {
     pub region_page: u32,
     /// Never evicted.
     pub pinned: bool,
-    /// Hit counter when it was written.
+    /// Kept for a hit counter; written as 0, and heat is not kept over a restart.
     pub hits: u8,
 }
 
