@@ -23,8 +23,12 @@ fn mount(place: &Place, cache: &str, more: &[&str]) -> PathBuf {
     let path = place.dir("m");
     let mut args = vec!["mount", "s3://bucket", "m", "--cache-dir", cache];
     args.extend(["--free-space-ratio", "0"]);
-    if !more.contains(&"--cache-size") {
-        args.extend(["--cache-size", "256MiB"]);
+    // A quarter of the memory may be on its way to disk, and what finds no room there is not kept: with this much
+    // all that a test reads is, however slow the disk.
+    for (flag, value) in [("--memory", "512MiB"), ("--cache-size", "256MiB")] {
+        if !more.contains(&flag) {
+            args.extend([flag, value]);
+        }
     }
     args.extend(more);
     place.run(&args).ok();
@@ -377,7 +381,7 @@ fn a_full_disk_makes_the_tier_smaller_and_reads_go_on() {
     let Some((_disk, _undo)) = small_disk(&place, 64) else {
         return;
     };
-    let path = mount(&place, "disk", &[]);
+    let path = mount(&place, "disk", &["--memory", "128MiB"]);
     for pass in 0..3 {
         assert!(fs::read(path.join("x")).unwrap() == bytes, "pass {pass}");
         let file = File::open(path.join("x")).unwrap();
@@ -466,7 +470,19 @@ fn a_block_device_is_a_cache_for_one_alone() {
     };
     let _undo = Undo(vec!["losetup".into(), "-d".into(), device.clone()]);
     let with_device = |more: &[&str]| {
-        let args = [&["mount", "s3://bucket", "m", "--cache-dir", &device], more].concat();
+        let args = [
+            &[
+                "mount",
+                "s3://bucket",
+                "m",
+                "--cache-dir",
+                &device,
+                "--memory",
+                "512MiB",
+            ],
+            more,
+        ]
+        .concat();
         place.run(&args)
     };
     let path = place.dir("m");
