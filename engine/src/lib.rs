@@ -14,6 +14,8 @@
 //! | [`arena`] | the buffer arena: [`arena::Lease`] and [`arena::Frozen`] (the only unsafe code) |
 //! | [`ports`] | the six traits that adapters implement |
 //! | [`ring`], [`client`] | how front ends hand work to cores |
+//! | [`placement`] | which member of the group owns which slot |
+//! | [`wire`] | what travels between members, byte by byte |
 //! | [`disk`] | the disk tier: a region log on block devices |
 //! | [`core`] | the turn loop and its machines: read, fill, metadata; index, S3-FIFO, ledger |
 
@@ -27,6 +29,8 @@ pub mod disk;
 pub mod errors;
 pub mod identity;
 pub mod limits;
+pub mod placement;
 pub mod ports;
 pub mod ring;
 pub mod stats;
+pub mod wire;

@@ -38,6 +38,14 @@ pub const OBJECT_BYTES_MAX: u64 = (u32::MAX as u64) * BLOCK_BYTES as u64;
 
 /// Slots of the placement table.
 pub const SLOTS: u32 = 65_536;
+/// Members of a slot that a placement ranks: its owner, and two who stand in.
+pub const RANKS: usize = 3;
+/// Serving members of one group.
+pub const MEMBERS_MAX: usize = 4_096;
+/// The longest question of a call to a peer: an object's description with a key of 1,024 bytes, a listing's prefix.
+pub const CALL_BYTES_MAX: usize = 8 << 10;
+/// Slices that one answer to a peer consists of: a chunk in sub-blocks.
+pub const PAYLOAD_PARTS_MAX: usize = SUB_BLOCKS_PER_CHUNK;
 /// Engine cores in one process.
 pub const CORES_MAX: usize = 256;
 /// Entries of a core's request ring. The kernel bounds what a mount has under way well below this

@@ -1,9 +1,11 @@
 //! The way to peers. Frames, keys and connections never leave an adapter: the engine sees whole
 //! requests and whole answers.
 
-use super::{Full, PeerId, Time};
+use super::{Full, Time};
 use crate::arena::{Frozen, Lease};
+use crate::errors::OriginErrorKind;
 use crate::identity::ObjectId;
+pub use crate::placement::PeerId;
 
 /// Names one request of one core to a peer; the core never reuses a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -24,14 +26,25 @@ pub enum Class {
     WarmUp,
 }
 
+/// One core of one peer: requests go to the core that their slot belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PeerCore {
+    /// Whom.
+    pub peer: PeerId,
+    /// Which of its cores.
+    pub core: u16,
+}
+
 /// A request for a range of one object version, as it travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerFetch {
     /// Which version.
     pub object: ObjectId,
+    /// Its length: who has the bytes can answer without knowing the object's name.
+    pub size_bytes: u64,
     /// First byte, page-aligned.
     pub offset: u64,
-    /// Bytes, at most `CHUNK_BYTES`.
+    /// Bytes, at most `CHUNK_BYTES`, within one block.
     pub len_bytes: u32,
     /// Bytes from `offset` that will soon be needed, this range included.
     pub want_bytes: u32,
@@ -39,10 +52,13 @@ pub struct PeerFetch {
     pub class: Class,
     /// Digest of the asker's view.
     pub view: u64,
-    /// Answer only from cache; never go to the origin.
+    /// Answer only from cache, or from what is on its way from the origin already; never go to the origin, and
+    /// never ask another peer.
     pub cached_only: bool,
-    /// This request was already passed on once.
+    /// Answer although another member may own this range: that one did not answer, or passed it on.
     pub forwarded: bool,
+    /// The last answer failed its checksums: check the bytes before they leave.
+    pub verify: bool,
 }
 
 /// How a peer answered.
@@ -59,8 +75,25 @@ pub enum FetchStatus {
     },
     /// The id is unknown: describe the object first.
     NeedName,
+    /// No room for one more request now; ask again, or another.
+    Busy,
     /// The peer tried and failed.
-    Failed,
+    Failed(PeerFailure),
+}
+
+/// Why a peer could not bring what was asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PeerFailure {
+    /// The origin failed it so.
+    Origin(OriginErrorKind),
+    /// Its bytes fail their checksums.
+    Checksum,
+    /// It ran out of time.
+    Deadline,
+    /// It is stopping.
+    Shutdown,
+    /// It does not understand the request.
+    Invalid,
 }
 
 /// Why a request to a peer got no answer.
@@ -88,10 +121,25 @@ pub enum TransportOp {
         /// Names the request.
         tag: FetchTag,
         /// Whom.
-        peer: PeerId,
+        to: PeerCore,
         /// What.
         request: PeerFetch,
         /// Where the bytes go; its length is the request's.
+        lease: Lease,
+        /// After this the lease must be on its way back.
+        deadline: Time,
+    },
+    /// Ask a peer for something else ([`crate::wire::call`]).
+    Call {
+        /// Names the request.
+        tag: FetchTag,
+        /// Whom.
+        to: PeerCore,
+        /// How urgent.
+        class: Class,
+        /// The question, at most `CALL_BYTES_MAX`.
+        body: Box<[u8]>,
+        /// Where the answer goes; it may be shorter.
         lease: Lease,
         /// After this the lease must be on its way back.
         deadline: Time,
@@ -102,28 +150,45 @@ pub enum TransportOp {
         handle: RequestHandle,
         /// How.
         status: FetchStatus,
-        /// With `Bytes`: the source buffer, the range in it, and the checksums of its pages.
+        /// With `Bytes`: what answers it.
         payload: Option<Payload>,
     },
 }
 
-/// Bytes that answer a peer.
-#[derive(Debug)]
+/// Bytes that answer a peer, in the order of the answer. They must not change until the payload is back.
+#[derive(Debug, Default)]
 pub struct Payload {
-    /// The buffer.
-    pub bytes: Frozen,
-    /// First byte in the buffer.
-    pub start: usize,
-    /// How many.
-    pub len: usize,
-    /// One per page of the range.
-    pub checksums: Box<[u32]>,
+    /// Slices of frozen buffers; not one of them empty, at most `PAYLOAD_PARTS_MAX`.
+    pub parts: Vec<Frozen>,
+    /// For a fetch: one for each page of the range. For a call: none.
+    pub checksums: Vec<u32>,
+}
+
+impl Payload {
+    /// Bytes of all parts.
+    pub fn len_bytes(&self) -> usize {
+        self.parts.iter().map(|part| part.len()).sum()
+    }
+}
+
+/// What a peer asks.
+#[derive(Debug)]
+pub enum PeerAsk {
+    /// Bytes.
+    Fetch(PeerFetch),
+    /// Something else ([`crate::wire::call`]).
+    Call {
+        /// The question.
+        body: Box<[u8]>,
+        /// The longest answer that the asker has room for.
+        room_bytes: u32,
+    },
 }
 
 /// What the transport tells.
 #[derive(Debug)]
 pub enum TransportEvent {
-    /// A request of ours ended; the lease is back and no late write will touch it.
+    /// A fetch or call of ours ended; the lease is back and no late write will touch it.
     Fetched {
         /// Which.
         tag: FetchTag,
@@ -131,8 +196,10 @@ pub enum TransportEvent {
         lease: Lease,
         /// The peer's answer, or why there is none.
         result: Result<FetchStatus, TransportError>,
-        /// With `Bytes`: one per page.
-        checksums: Box<[u32]>,
+        /// With `Bytes`: how many were written, from the lease's start.
+        len_bytes: u32,
+        /// With `Bytes` for a fetch: one for each page.
+        checksums: Vec<u32>,
     },
     /// A peer asks.
     Request {
@@ -141,20 +208,22 @@ pub enum TransportEvent {
         /// Who.
         peer: PeerId,
         /// What.
-        request: PeerFetch,
+        ask: PeerAsk,
+        /// When the asker stops waiting, by this node's clock.
+        deadline: Time,
     },
-    /// An answer of ours has left (or its connection broke): the buffer is free again.
+    /// An answer of ours has left (or its connection broke): the buffers are free again.
     Answered {
         /// Which request.
         handle: RequestHandle,
-        /// The buffer, if the answer carried one.
+        /// The buffers, if the answer carried some.
         payload: Option<Payload>,
     },
 }
 
 /// The way to peers, owned by one core.
 ///
-/// Rules that the conformance suite checks: every accepted `Fetch` ends in exactly one `Fetched`
+/// Rules that the conformance suite checks: every accepted `Fetch` or `Call` ends in exactly one `Fetched`
 /// with its lease, by its deadline plus the time to flush the connection; bytes are never written
 /// to a lease after it came back; every accepted `Answer` ends in one `Answered`.
 pub trait Transport {
@@ -182,12 +251,15 @@ pub struct NoTransport {
 impl Transport for NoTransport {
     fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
         self.refused.push_back(match op {
-            TransportOp::Fetch { tag, lease, .. } => TransportEvent::Fetched {
-                tag,
-                lease,
-                result: Err(TransportError::Unreachable),
-                checksums: Box::default(),
-            },
+            TransportOp::Fetch { tag, lease, .. } | TransportOp::Call { tag, lease, .. } => {
+                TransportEvent::Fetched {
+                    tag,
+                    lease,
+                    result: Err(TransportError::Unreachable),
+                    len_bytes: 0,
+                    checksums: Vec::new(),
+                }
+            }
             TransportOp::Answer {
                 handle, payload, ..
             } => TransportEvent::Answered { handle, payload },

@@ -7,8 +7,8 @@ use forebay_engine::arena::{Arena, Frozen, Lease, Share};
 use forebay_engine::identity::ObjectId;
 use forebay_engine::limits::PAGE_BYTES;
 use forebay_engine::ports::{
-    Class, FetchStatus, FetchTag, Full, Payload, PeerFetch, PeerId, RequestHandle, Time, Transport,
-    TransportError, TransportEvent, TransportOp,
+    Class, FetchStatus, FetchTag, Full, Payload, PeerAsk, PeerCore, PeerFetch, PeerId,
+    RequestHandle, Time, Transport, TransportError, TransportEvent, TransportOp,
 };
 
 use super::{Verdict, demand};
@@ -48,7 +48,7 @@ struct Fetched {
     tag: FetchTag,
     lease: Lease,
     result: Result<FetchStatus, TransportError>,
-    checksums: Box<[u32]>,
+    checksums: Vec<u32>,
     at: Time,
 }
 
@@ -88,6 +88,7 @@ fn pattern(number: u64, len_bytes: usize) -> Vec<u8> {
 fn request(number: u64, len_bytes: usize) -> PeerFetch {
     PeerFetch {
         object: ObjectId(u128::from(number) << 64 | 7),
+        size_bytes: number << 33 | 5,
         offset: number * PAGE_BYTES as u64,
         len_bytes: len_bytes as u32,
         want_bytes: len_bytes as u32 * 2,
@@ -95,6 +96,7 @@ fn request(number: u64, len_bytes: usize) -> PeerFetch {
         view: number ^ 0x5555,
         cached_only: number.is_multiple_of(2),
         forwarded: number.is_multiple_of(5),
+        verify: number.is_multiple_of(7),
     }
 }
 
@@ -133,14 +135,17 @@ impl<R: TransportRig> Bench<R> {
         len_bytes: usize,
         deadline: Time,
     ) -> Result<Option<FetchTag>, String> {
-        let peer = self.rig.peer(1 - end);
-        self.fetch_from(end, peer, number, len_bytes, deadline)
+        let to = PeerCore {
+            peer: self.rig.peer(1 - end),
+            core: 0,
+        };
+        self.fetch_from(end, to, number, len_bytes, deadline)
     }
 
     fn fetch_from(
         &mut self,
         end: usize,
-        peer: PeerId,
+        to: PeerCore,
         number: u64,
         len_bytes: usize,
         deadline: Time,
@@ -153,7 +158,7 @@ impl<R: TransportRig> Bench<R> {
         let request = request(number, len_bytes);
         match self.rig.end(end).submit(TransportOp::Fetch {
             tag,
-            peer,
+            to,
             request,
             lease,
             deadline,
@@ -164,12 +169,12 @@ impl<R: TransportRig> Bench<R> {
             }
             Err(Full(TransportOp::Fetch {
                 tag: back,
-                peer: whom,
+                to: whom,
                 request: what,
                 lease,
                 deadline: when,
             })) => {
-                let same = back == tag && whom == peer && what == request && when == deadline;
+                let same = back == tag && whom == to && what == request && when == deadline;
                 demand!(
                     same && address(lease.bytes()) == at,
                     "Full gave back another fetch than {tag:?}"
@@ -191,7 +196,7 @@ impl<R: TransportRig> Bench<R> {
         status: FetchStatus,
         payload: Option<Payload>,
     ) -> Verdict {
-        let at = payload.as_ref().map(|payload| address(&payload.bytes).0);
+        let at = payload.as_ref().map(|payload| address(&payload.parts[0]).0);
         let mut op = TransportOp::Answer {
             handle,
             status,
@@ -217,10 +222,15 @@ impl<R: TransportRig> Bench<R> {
         let mut bytes = vec![0xee; start];
         bytes.extend(pattern(number, len));
         bytes.extend([0xee; 9]);
+        let bytes = self.frozen(&bytes)?;
+        // In two parts where it can be: they arrive as one.
+        let middle = start + len / 2;
+        let parts = [start..middle, middle..start + len].into_iter();
         let payload = Payload {
-            bytes: self.frozen(&bytes)?,
-            start,
-            len,
+            parts: parts
+                .filter(|part| !part.is_empty())
+                .map(|part| bytes.slice(part))
+                .collect(),
             checksums: (0..len.div_ceil(PAGE_BYTES) as u32)
                 .map(|page| page ^ number as u32)
                 .collect(),
@@ -244,6 +254,7 @@ impl<R: TransportRig> Bench<R> {
                 tag,
                 lease,
                 result,
+                len_bytes,
                 checksums,
             } => {
                 let Some(lent) = self.fetches.remove(&tag) else {
@@ -252,6 +263,14 @@ impl<R: TransportRig> Bench<R> {
                 demand!(
                     lent == address(lease.bytes()),
                     "{tag:?} came back with another lease than it was lent"
+                );
+                let expected = match result {
+                    Ok(FetchStatus::Bytes) => lease.len() as u32,
+                    _ => 0,
+                };
+                demand!(
+                    len_bytes == expected,
+                    "{tag:?} ended as {result:?} with {len_bytes} bytes"
                 );
                 self.fetched.push(Fetched {
                     tag,
@@ -264,8 +283,12 @@ impl<R: TransportRig> Bench<R> {
             TransportEvent::Request {
                 handle,
                 peer,
-                request,
+                ask,
+                deadline: _,
             } => {
+                let PeerAsk::Fetch(request) = ask else {
+                    return Err(format!("{handle:?} is no fetch: {ask:?}"));
+                };
                 self.asked.push(Asked {
                     end,
                     handle,
@@ -274,7 +297,7 @@ impl<R: TransportRig> Bench<R> {
                 });
             }
             TransportEvent::Answered { handle, payload } => {
-                let at = payload.as_ref().map(|payload| address(&payload.bytes).0);
+                let at = payload.as_ref().map(|payload| address(&payload.parts[0]).0);
                 let found = self
                     .answers
                     .iter()

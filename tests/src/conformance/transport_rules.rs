@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use forebay_engine::errors::OriginErrorKind;
 use forebay_engine::ports::{
-    FetchStatus, FetchTag, Payload, PeerId, RequestHandle, Time, TransportError,
+    FetchStatus, FetchTag, Payload, PeerCore, PeerFailure, PeerId, RequestHandle, Time,
+    TransportError,
 };
 
 use super::*;
@@ -46,7 +48,11 @@ pub(super) fn every_status_arrives<R: TransportRig>(rig: R) -> Verdict {
         FetchStatus::NotCached,
         FetchStatus::NotOwner { owner },
         FetchStatus::NeedName,
-        FetchStatus::Failed,
+        FetchStatus::Busy,
+        FetchStatus::Failed(PeerFailure::Checksum),
+        FetchStatus::Failed(PeerFailure::Shutdown),
+        FetchStatus::Failed(PeerFailure::Origin(OriginErrorKind::VersionChanged)),
+        FetchStatus::Failed(PeerFailure::Origin(OriginErrorKind::Unavailable)),
     ] {
         let deadline = bench.rig.now() + LONG;
         bench.fetch(1, 3, 4_096, deadline)?;
@@ -214,7 +220,7 @@ pub(super) fn answers_to_nobody_end<R: TransportRig>(rig: R) -> Verdict {
         request: request(1, 4_096),
     };
     bench.answer_bytes(&nobody, 0)?;
-    bench.answer(0, RequestHandle(424_243), FetchStatus::Failed, None)?;
+    bench.answer(0, RequestHandle(424_243), FetchStatus::NotCached, None)?;
     let deadline = bench.rig.now() + LONG;
     bench.fetch(0, 5, 4_096, deadline)?;
     let asked = bench.next_request()?;
@@ -232,12 +238,12 @@ pub(super) fn answers_to_nobody_end<R: TransportRig>(rig: R) -> Verdict {
 pub(super) fn wrong_answers_are_no_answers<R: TransportRig>(rig: R) -> Verdict {
     let mut bench = Bench::new(rig)?;
     let len_bytes = 8_192;
-    // Start, length and checksums of the payload, in a buffer of `len_bytes`.
+    // Length and checksums of the payload.
     let cases = [
-        Some((0, 4_096, 1)),
-        Some((4_096, len_bytes, 2)),
-        Some((usize::MAX, 2, 2)),
-        Some((0, len_bytes, 7)),
+        Some((4_096, 1)),
+        Some((len_bytes + 4_096, 3)),
+        Some((len_bytes, 7)),
+        Some((len_bytes, 0)),
         None,
     ];
     for case in cases {
@@ -245,15 +251,10 @@ pub(super) fn wrong_answers_are_no_answers<R: TransportRig>(rig: R) -> Verdict {
         bench.fetch(0, 1, len_bytes, deadline)?;
         let asked = bench.next_request()?;
         let payload = match case {
-            Some((start, len, sums)) => {
-                let bytes = bench.frozen(&pattern(1, len_bytes))?;
-                Some(Payload {
-                    bytes,
-                    start,
-                    len,
-                    checksums: vec![0; sums].into(),
-                })
-            }
+            Some((len, sums)) => Some(Payload {
+                parts: vec![bench.frozen(&pattern(1, len))?],
+                checksums: vec![0; sums],
+            }),
             None => None,
         };
         bench.answer(asked.end, asked.handle, FetchStatus::Bytes, payload)?;
@@ -270,7 +271,11 @@ pub(super) fn wrong_answers_are_no_answers<R: TransportRig>(rig: R) -> Verdict {
 pub(super) fn an_unknown_peer_is_unreachable<R: TransportRig>(rig: R) -> Verdict {
     let mut bench = Bench::new(rig)?;
     let deadline = bench.rig.now() + LONG;
-    bench.fetch_from(0, PeerId(31_337), 1, 4_096, deadline)?;
+    let nobody = PeerCore {
+        peer: PeerId(31_337),
+        core: 0,
+    };
+    bench.fetch_from(0, nobody, 1, 4_096, deadline)?;
     let fetched = bench.next_fetched()?;
     demand!(
         fetched.result == Err(TransportError::Unreachable),

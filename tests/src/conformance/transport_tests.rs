@@ -44,14 +44,14 @@ impl Transport for BrokenTransport {
                 Broken::IgnoresCancelAndDeadline,
                 TransportOp::Fetch {
                     tag,
-                    peer,
+                    to,
                     request,
                     lease,
                     ..
                 },
             ) => self.inner.submit(TransportOp::Fetch {
                 tag,
-                peer,
+                to,
                 request,
                 lease,
                 deadline: Time::NEVER,
@@ -76,6 +76,7 @@ impl Transport for BrokenTransport {
                     tag,
                     mut lease,
                     result,
+                    len_bytes,
                     checksums,
                 },
             ) => {
@@ -84,19 +85,25 @@ impl Transport for BrokenTransport {
                     tag,
                     lease,
                     result,
+                    len_bytes,
                     checksums,
                 })
             }
             (
                 Broken::DropsChecksums,
                 TransportEvent::Fetched {
-                    tag, lease, result, ..
+                    tag,
+                    lease,
+                    result,
+                    len_bytes,
+                    ..
                 },
             ) => Some(TransportEvent::Fetched {
                 tag,
                 lease,
                 result,
-                checksums: Box::default(),
+                len_bytes,
+                checksums: Vec::new(),
             }),
             (
                 Broken::SwapsLeases,
@@ -104,6 +111,7 @@ impl Transport for BrokenTransport {
                     tag,
                     lease,
                     result,
+                    len_bytes,
                     checksums,
                 },
             ) => {
@@ -112,6 +120,7 @@ impl Transport for BrokenTransport {
                     tag,
                     lease: other,
                     result,
+                    len_bytes,
                     checksums,
                 })
             }
@@ -121,17 +130,19 @@ impl Transport for BrokenTransport {
                     tag,
                     lease,
                     result,
+                    len_bytes,
                     checksums,
                 },
             ) => {
                 let result = result.map(|status| match status {
-                    FetchStatus::NotOwner { .. } => FetchStatus::Failed,
+                    FetchStatus::NotOwner { .. } => FetchStatus::Busy,
                     other => other,
                 });
                 Some(TransportEvent::Fetched {
                     tag,
                     lease,
                     result,
+                    len_bytes,
                     checksums,
                 })
             }
@@ -177,7 +188,10 @@ fn rig_of(how: Broken, profile: NetProfile, seed: u64) -> SimRig {
     let clock = SimClock::default();
     let network = SimNetwork::new(profile, clock.clone(), seed);
     let ends = [1, 2].map(|peer| BrokenTransport {
-        inner: network.join(PeerId(peer)),
+        inner: network.join(PeerCore {
+            peer: PeerId(peer),
+            core: 0,
+        }),
         how,
         events: 0,
         spare: None,

@@ -3,8 +3,7 @@
 //!
 //! It behaves as verbs do: an answer is a remote write into the asker's lease. A fetch that is given
 //! up keeps its lease until its connection is flushed, and only then does the lease go back; a write
-//! that would land later is dropped with the connection. The engine of this version has no peers:
-//! the transport is proven by its conformance suite and waits for them.
+//! that would land later is dropped with the connection.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,8 +14,8 @@ use std::time::Duration;
 use forebay_engine::arena::Lease;
 use forebay_engine::limits::PAGE_BYTES;
 use forebay_engine::ports::{
-    Clock, FetchStatus, FetchTag, Full, Payload, PeerFetch, PeerId, RequestHandle, Time, Transport,
-    TransportError, TransportEvent, TransportOp,
+    Clock, FetchStatus, FetchTag, Full, Payload, PeerAsk, PeerCore, PeerFetch, PeerId,
+    RequestHandle, Time, Transport, TransportError, TransportEvent, TransportOp,
 };
 
 use super::clock::SimClock;
@@ -54,12 +53,20 @@ pub struct NetFaults {
 }
 
 /// Names a fetch in the whole network.
-type FetchKey = (PeerId, FetchTag);
+type FetchKey = (PeerCore, FetchTag);
+
+/// What is asked.
+#[derive(Clone)]
+enum Question {
+    Fetch(PeerFetch),
+    Call(Box<[u8]>),
+}
 
 struct Fetch {
-    peer: PeerId,
-    request: PeerFetch,
+    peer: PeerCore,
+    question: Question,
     lease: Lease,
+    expires: Time,
     deadline: EventKey,
     /// Why it will end, once its connection is flushed.
     ending: Option<TransportError>,
@@ -73,7 +80,7 @@ enum Happening {
 }
 
 struct Landing {
-    server: PeerId,
+    server: PeerCore,
     handle: RequestHandle,
     asker: Option<FetchKey>,
     status: FetchStatus,
@@ -84,9 +91,9 @@ struct Net {
     clock: SimClock,
     rng: SimRng,
     profile: NetProfile,
-    inboxes: BTreeMap<PeerId, VecDeque<TransportEvent>>,
+    inboxes: BTreeMap<PeerCore, VecDeque<TransportEvent>>,
     fetches: BTreeMap<FetchKey, Fetch>,
-    asked: BTreeMap<(PeerId, RequestHandle), FetchKey>,
+    asked: BTreeMap<(PeerCore, RequestHandle), FetchKey>,
     partitions: BTreeSet<(PeerId, PeerId)>,
     plan: Schedule<Happening>,
     handles: u64,
@@ -101,7 +108,7 @@ pub struct SimNetwork(Rc<RefCell<Net>>);
 /// One core's end of the network.
 pub struct SimTransport {
     net: Rc<RefCell<Net>>,
-    me: PeerId,
+    me: PeerCore,
 }
 
 impl fmt::Debug for SimNetwork {
@@ -136,8 +143,8 @@ impl SimNetwork {
         })))
     }
 
-    /// A new member.
-    pub fn join(&self, me: PeerId) -> SimTransport {
+    /// A new core of a member, or one that starts again: what was under way to or from the old one is gone.
+    pub fn join(&self, me: PeerCore) -> SimTransport {
         self.0.borrow_mut().inboxes.insert(me, VecDeque::new());
         SimTransport {
             net: self.0.clone(),
@@ -173,21 +180,42 @@ impl Transport for SimTransport {
         match op {
             TransportOp::Fetch {
                 tag,
-                peer,
+                to,
                 request,
                 lease,
                 deadline,
             } => {
-                if !net.has_credit(self.me, peer) {
+                if !net.has_credit(self.me, to) {
                     return Err(Full(TransportOp::Fetch {
                         tag,
-                        peer,
+                        to,
                         request,
                         lease,
                         deadline,
                     }));
                 }
-                net.ask((self.me, tag), peer, request, lease, deadline);
+                let question = Question::Fetch(request);
+                net.ask((self.me, tag), to, question, lease, deadline);
+            }
+            TransportOp::Call {
+                tag,
+                to,
+                class,
+                body,
+                lease,
+                deadline,
+            } => {
+                if !net.has_credit(self.me, to) {
+                    return Err(Full(TransportOp::Call {
+                        tag,
+                        to,
+                        class,
+                        body,
+                        lease,
+                        deadline,
+                    }));
+                }
+                net.ask((self.me, tag), to, Question::Call(body), lease, deadline);
             }
             TransportOp::Answer {
                 handle,
@@ -227,7 +255,7 @@ impl Transport for SimTransport {
 }
 
 impl Net {
-    fn has_credit(&mut self, me: PeerId, peer: PeerId) -> bool {
+    fn has_credit(&mut self, me: PeerCore, peer: PeerCore) -> bool {
         let mine = self
             .fetches
             .iter()
@@ -253,8 +281,8 @@ impl Net {
     fn ask(
         &mut self,
         key: FetchKey,
-        peer: PeerId,
-        request: PeerFetch,
+        peer: PeerCore,
+        question: Question,
         lease: Lease,
         deadline: Time,
     ) {
@@ -264,16 +292,17 @@ impl Net {
             false => Happening::GivenUp(key, TransportError::Unreachable),
         };
         self.plan.push(at, first);
-        let deadline = deadline.max(self.clock.now());
+        let expires = deadline.max(self.clock.now());
         let deadline = self
             .plan
-            .push(deadline, Happening::GivenUp(key, TransportError::Timeout));
+            .push(expires, Happening::GivenUp(key, TransportError::Timeout));
         self.fetches.insert(
             key,
             Fetch {
                 peer,
-                request,
+                question,
                 lease,
+                expires,
                 deadline,
                 ending: None,
             },
@@ -296,11 +325,14 @@ impl Net {
         let Some(fetch) = self.fetches.get(&key) else {
             return;
         };
-        let (peer, request) = (fetch.peer, fetch.request);
+        let (peer, deadline, question) = (fetch.peer, fetch.expires, fetch.question.clone());
+        let room_bytes = fetch.lease.len() as u32;
         if self.rng.chance(self.profile.faults.reset) {
             return self.reset(key.0, peer, at);
         }
-        if self.partitions.contains(&(key.0, peer)) || self.rng.chance(self.profile.faults.lost) {
+        if self.partitions.contains(&(key.0.peer, peer.peer))
+            || self.rng.chance(self.profile.faults.lost)
+        {
             return;
         }
         self.handles += 1;
@@ -309,8 +341,12 @@ impl Net {
         if let Some(inbox) = self.inboxes.get_mut(&peer) {
             inbox.push_back(TransportEvent::Request {
                 handle,
-                peer: key.0,
-                request,
+                peer: key.0.peer,
+                ask: match question {
+                    Question::Fetch(request) => PeerAsk::Fetch(request),
+                    Question::Call(body) => PeerAsk::Call { body, room_bytes },
+                },
+                deadline,
             });
         }
     }
@@ -325,7 +361,7 @@ impl Net {
             payload,
         } = landing;
         if let Some(key) = asker {
-            let cut = self.partitions.contains(&(server, key.0));
+            let cut = self.partitions.contains(&(server.peer, key.0.peer));
             let lost = self.rng.chance(self.profile.faults.lost);
             let garbled = self.rng.chance(self.profile.faults.garbled);
             if !cut && !lost {
@@ -351,31 +387,33 @@ impl Net {
         let Some(fetch) = self.fetches.get_mut(&key) else {
             return;
         };
-        let len_bytes = fetch.lease.len();
-        let whole = match (status, payload) {
-            (FetchStatus::Bytes, Some(payload)) => {
-                let end = payload.start.checked_add(payload.len);
-                let source = end.and_then(|end| payload.bytes.get(payload.start..end));
-                source.filter(|source| {
-                    source.len() == len_bytes
-                        && payload.checksums.len() == len_bytes.div_ceil(PAGE_BYTES)
-                })
+        let is_fetch = matches!(fetch.question, Question::Fetch(_));
+        let room_bytes = fetch.lease.len();
+        let fits = |payload: &&Payload| {
+            let (len, pages) = (payload.len_bytes(), room_bytes.div_ceil(PAGE_BYTES));
+            match is_fetch {
+                true => len == room_bytes && payload.checksums.len() == pages,
+                false => len <= room_bytes && payload.checksums.is_empty(),
             }
-            (FetchStatus::Bytes, None) => None,
-            (_, None) => Some(&[][..]),
+        };
+        let whole = match (status, payload) {
+            (FetchStatus::Bytes, payload) => payload.filter(fits).map(Some),
+            (_, None) => Some(None),
             (_, Some(_)) => None,
         };
-        let Some(bytes) = whole.filter(|_| !garbled) else {
+        let Some(payload) = whole.filter(|_| !garbled) else {
             return self.give_up(key, TransportError::Protocol, at);
         };
-        fetch.lease.bytes_mut()[..bytes.len()].copy_from_slice(bytes);
+        let mut len_bytes = 0;
+        for part in payload.iter().flat_map(|payload| &payload.parts) {
+            fetch.lease.bytes_mut()[len_bytes..len_bytes + part.len()].copy_from_slice(part);
+            len_bytes += part.len();
+        }
         if fetch.ending.is_some() {
             return; // Landed while the connection was being flushed; the lease was still lent.
         }
-        let checksums = payload
-            .map(|payload| payload.checksums.clone())
-            .unwrap_or_default();
-        self.end(key, Ok(status), checksums);
+        let checksums = payload.map(|payload| payload.checksums.clone());
+        self.end(key, Ok(status), len_bytes, checksums.unwrap_or_default());
     }
 
     /// A fetch will not be answered any more. Its connection is flushed before the lease goes back,
@@ -391,7 +429,7 @@ impl Net {
         let peer = fetch.peer;
         if self.profile.returns_unflushed {
             self.unflushed.insert(key);
-            return self.end(key, Err(error), Box::default());
+            return self.end(key, Err(error), 0, Vec::new());
         }
         fetch.ending = Some(error);
         self.plan
@@ -401,7 +439,7 @@ impl Net {
         }
     }
 
-    fn reset(&mut self, from: PeerId, to: PeerId, at: Time) {
+    fn reset(&mut self, from: PeerCore, to: PeerCore, at: Time) {
         for (key, fetch) in &mut self.fetches {
             if key.0 == from && fetch.peer == to && fetch.ending.is_none() {
                 fetch.ending = Some(TransportError::Unreachable);
@@ -413,7 +451,7 @@ impl Net {
 
     fn flushed(&mut self, key: FetchKey) {
         if let Some(error) = self.fetches.get(&key).and_then(|fetch| fetch.ending) {
-            self.end(key, Err(error), Box::default());
+            self.end(key, Err(error), 0, Vec::new());
         }
     }
 
@@ -421,7 +459,8 @@ impl Net {
         &mut self,
         key: FetchKey,
         result: Result<FetchStatus, TransportError>,
-        checksums: Box<[u32]>,
+        len_bytes: usize,
+        checksums: Vec<u32>,
     ) {
         let Some(fetch) = self.fetches.remove(&key) else {
             return;
@@ -432,6 +471,7 @@ impl Net {
                 tag: key.1,
                 lease: fetch.lease,
                 result,
+                len_bytes: len_bytes as u32,
                 checksums,
             });
         }
