@@ -222,9 +222,13 @@ impl<D: BlockDevice> Disk<D> {
         self.tier.ghosts.contains(block)
     }
 
-    /// Forgets a block.
+    /// Forgets a block, also what of it is still on its way to disk: none of that is found any more. On the device
+    /// it stays until its regions are emptied, and the next run may find it again.
     pub fn forget(&mut self, block: BlockId) {
         self.tier.remove_block(block);
+        for log in &mut self.logs {
+            log.forget_unwritten(block, &mut self.tier);
+        }
     }
 
     /// Closes what is staged without waiting for more: before an orderly end. Turn until

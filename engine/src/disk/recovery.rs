@@ -5,7 +5,7 @@
 //!   -> tables, oldest region first -> unsealed own regions are appended to again, or sealed
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
 
 use super::DeviceState;
@@ -21,7 +21,7 @@ use super::regions::{Held, Regions, State};
 use super::stream::Open;
 use super::tier::Tier;
 use crate::arena::Lease;
-use crate::identity::Slot;
+use crate::identity::{BlockId, Slot};
 use crate::limits::PAGE_BYTES;
 use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 
@@ -84,6 +84,8 @@ pub(super) struct Recovery {
     jobs: BTreeMap<(u64, u32), Job>,
     /// Where in `jobs` a region is.
     sequences: BTreeMap<u32, u64>,
+    /// Blocks that were forgotten meanwhile: what is found of them is not taken in.
+    forgotten: BTreeSet<BlockId>,
     bytes: u64,
     entries: u64,
 }
@@ -97,6 +99,7 @@ impl Recovery {
             reading: 0,
             jobs: BTreeMap::new(),
             sequences: BTreeMap::new(),
+            forgotten: BTreeSet::new(),
             bytes: 0,
             entries: 0,
         }
@@ -105,6 +108,11 @@ impl Recovery {
     fn job(&mut self, region: u32) -> Option<&mut Job> {
         let sequence = *self.sequences.get(&region)?;
         self.jobs.get_mut(&(sequence, region))
+    }
+
+    /// What is found of `block` from now on is not taken in.
+    pub fn forget(&mut self, block: BlockId) {
+        self.forgotten.insert(block);
     }
 
     /// Whether all of the own regions' headers were read.
@@ -363,6 +371,10 @@ impl<D: BlockDevice> Log<D> {
     }
 
     fn take_in_record(&mut self, region: u32, record: &EntryRecord, tier: &mut Tier) {
+        let forgotten = |recovery: &Recovery| recovery.forgotten.contains(&record.block);
+        if self.recovery.as_ref().is_some_and(forgotten) {
+            return;
+        }
         let extent = Extent {
             block: record.block,
             first_page: record.first_page,

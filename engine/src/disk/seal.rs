@@ -235,7 +235,7 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// Tells reclaim that parts it had moved have their end, good or bad.
-    fn moved(&mut self, parts: &[Done]) {
+    pub fn moved(&mut self, parts: &[Done]) {
         if let Some(reclaim) = &mut self.reclaim {
             for part in parts {
                 if let From::Reclaim(old) = part.from {

@@ -7,8 +7,9 @@ use super::device::Log;
 use super::index::Extent;
 use super::layout::Queue;
 use super::reclaim::{FREE_MIN, RECLAIM_PAUSE, Reclaim};
-use super::stream::From;
+use super::stream::{Done, From};
 use super::tier::Tier;
+use crate::identity::BlockId;
 use crate::limits::PAGE_BYTES;
 use crate::ports::{BlockDevice, Time};
 
@@ -34,6 +35,31 @@ impl<D: BlockDevice> Log<D> {
                 self.stats.dropped_bytes += part.bytes.len() as u64;
             }
             self.settle_part(&part.done(), tier);
+        }
+    }
+
+    /// What of a block is not in the index yet shall never get there: it is forgotten.
+    pub fn forget_unwritten(&mut self, block: BlockId, tier: &mut Tier) {
+        for queue in [Queue::Small, Queue::Main] {
+            let mut gone = Vec::new();
+            self.streams[queue as usize].unstage(|part| {
+                let this = part.block == block;
+                gone.extend(this.then(|| part.done()));
+                this
+            });
+            for part in &gone {
+                self.settle_part(part, tier);
+            }
+            self.moved(&gone);
+        }
+        let moved: Vec<Done> = self
+            .batches
+            .iter_mut()
+            .flat_map(|(_, batch)| batch.forget(block))
+            .collect();
+        self.moved(&moved);
+        if let Some(recovery) = &mut self.recovery {
+            recovery.forget(block);
         }
     }
 

@@ -41,6 +41,18 @@ pub(super) struct Batch {
     pub failed: Option<DeviceError>,
 }
 
+impl Batch {
+    /// Its entries of `block` are not to be found when they are written, nor moved back when they are not. Gives the
+    /// parts that reclaim moved.
+    pub fn forget(&mut self, block: BlockId) -> Vec<Done> {
+        let replaces = std::mem::take(&mut self.replaces);
+        let both = std::mem::take(&mut self.records).into_iter().zip(replaces);
+        (self.records, self.replaces) = both.filter(|(record, _)| record.block != block).unzip();
+        let gone = |part: &mut Done| part.block == block && part.from != From::Fill;
+        self.parts.extract_if(.., gone).collect()
+    }
+}
+
 /// What fits into the open region of a stream.
 #[derive(Debug, Default)]
 struct Chosen {

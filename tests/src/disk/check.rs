@@ -19,7 +19,7 @@ const TABLES_FIXED_BYTES: u64 = 4 << 10;
 /// Every page that the disk tier says it holds, by its extents.
 ///
 /// # Errors
-/// When it says so of what was never kept, or when `present` and `extent` disagree.
+/// When it says so of what was never kept or was forgotten, or when `present` and `extent` disagree.
 pub fn found(node: &Node, model: &Model) -> Result<BTreeSet<PageName>, String> {
     let mut found = BTreeSet::new();
     let per = PAGES_PER_SUB_BLOCK as u32;
@@ -53,10 +53,12 @@ pub fn found(node: &Node, model: &Model) -> Result<BTreeSet<PageName>, String> {
             ));
         }
     }
-    match found.iter().find(|page| !model.was_kept(**page)) {
-        Some(page) => Err(format!("{page:?} is found, and was never kept")),
-        None => Ok(found),
+    for page in &found {
+        if let Some(why) = model.objection(*page) {
+            return Err(format!("{page:?} is found, and {why}"));
+        }
     }
+    Ok(found)
 }
 
 /// Sub-blocks of which every page was found.

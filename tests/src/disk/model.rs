@@ -17,8 +17,8 @@ struct Page {
     ever: bool,
     /// A `Settled` event is due.
     pending: bool,
-    /// It was forgotten while it was pending.
-    doubtful: bool,
+    /// It was forgotten in this life and not kept since: it must not be found.
+    forgotten: bool,
     /// It is on disk: it must be found, but for reclaim.
     expected: bool,
 }
@@ -126,6 +126,7 @@ impl Model {
         for page in self.range(block, pages) {
             page.ever = true;
             page.pending = true;
+            page.forgotten = false;
         }
     }
 
@@ -141,7 +142,7 @@ impl Model {
     pub fn forgotten(&mut self, block: BlockId) {
         for page in self.range(block, 0..u32::MAX) {
             page.expected = false;
-            page.doubtful = page.pending;
+            page.forgotten = true;
         }
         for asked in self.asked.values_mut() {
             asked.forgotten |= asked.block == block;
@@ -261,8 +262,7 @@ impl Model {
             return Err(format!("pages {pages:?} of {block:?} settled, never kept"));
         }
         for page in range {
-            page.expected = !page.doubtful;
-            page.doubtful = false;
+            page.expected = !page.forgotten;
             page.pending = false;
         }
         Ok(())
@@ -274,9 +274,14 @@ impl Model {
         pages.filter(|page| page.pending).count()
     }
 
-    /// Whether a page was ever kept.
-    pub fn was_kept(&self, page: PageName) -> bool {
-        self.page(page).ever
+    /// Why a page must not be found, when it must not.
+    pub fn objection(&self, page: PageName) -> Option<&'static str> {
+        let page = self.page(page);
+        match (page.ever, page.forgotten) {
+            (false, _) => Some("was never kept"),
+            (true, true) => Some("was forgotten"),
+            (true, false) => None,
+        }
     }
 
     /// All pages that must be found, but for reclaim.
@@ -326,7 +331,7 @@ impl Model {
         for (block, pages) in &mut self.pages {
             for (page, number) in pages.iter_mut().zip(0..) {
                 page.pending = false;
-                page.doubtful = false;
+                page.forgotten = false;
                 page.expected = found.contains(&(*block, number));
             }
         }
