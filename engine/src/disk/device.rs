@@ -25,7 +25,8 @@ use super::{DeviceSeat, DeviceShared, DeviceState, DeviceStats};
 use crate::arena::Lease;
 use crate::identity::BlockId;
 use crate::limits::{
-    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_WRITE_S_MAX, DISK_POLL_BUDGET, PAGE_BYTES,
+    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_RECOVERY_READ_S_MAX, DEVICE_WRITE_S_MAX,
+    DISK_POLL_BUDGET, PAGE_BYTES,
 };
 use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 
@@ -68,7 +69,7 @@ pub(super) struct Log<D: BlockDevice> {
     /// Writes and flushes under way, and when one of them ended last or the first began.
     writes: usize,
     writes_moved: Time,
-    now: Time,
+    pub now: Time,
     /// When other cores' regions are looked at next.
     next_sweep: Time,
     /// No region is emptied before.
@@ -219,6 +220,7 @@ impl<D: BlockDevice> Log<D> {
         let mut progressed = self.take_completions(now, tier, buffers);
         let mut wake_at = self.give_up_slow_reads(now, tier);
         wake_at = wake_at.min(self.give_up_slow_writes(tier));
+        wake_at = wake_at.min(self.give_up_slow_recovery(tier));
         if matches!(self.state, DeviceState::Retired(_)) {
             self.drain_out();
             self.device.commit();
@@ -264,6 +266,25 @@ impl<D: BlockDevice> Log<D> {
             self.retire(
                 tier,
                 format!("no write or flush has ended for {DEVICE_WRITE_S_MAX} s"),
+            );
+            return Time::NEVER;
+        }
+        until
+    }
+
+    /// Other cores wait for this one's headers, and fills for the end of recovery: past the bound the device is
+    /// retired. Readers wait for neither.
+    fn give_up_slow_recovery(&mut self, tier: &mut Tier) -> Time {
+        let until = match &self.recovery {
+            Some(recovery) => recovery.gives_up_at(),
+            None => Time::NEVER,
+        };
+        if until <= self.now {
+            self.retire(
+                tier,
+                format!(
+                    "no read has ended for {DEVICE_RECOVERY_READ_S_MAX} s while what earlier runs left was looked for"
+                ),
             );
             return Time::NEVER;
         }

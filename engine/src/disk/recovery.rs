@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::DeviceState;
 use super::device::Log;
@@ -22,7 +23,7 @@ use super::stream::Open;
 use super::tier::Tier;
 use crate::arena::Lease;
 use crate::identity::{BlockId, Slot};
-use crate::limits::PAGE_BYTES;
+use crate::limits::{DEVICE_RECOVERY_READ_S_MAX, PAGE_BYTES};
 use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 
 /// Reads under way at a time.
@@ -80,6 +81,8 @@ pub(super) struct Recovery {
     /// Regions whose header is to be read.
     headers: VecDeque<u32>,
     reading: usize,
+    /// When one of its reads ended last, or the first of those under way began.
+    moved: Time,
     /// Regions with contents, by their sequence: oldest first.
     jobs: BTreeMap<(u64, u32), Job>,
     /// Where in `jobs` a region is.
@@ -97,6 +100,7 @@ impl Recovery {
             started: None,
             headers: regions.numbers().collect(),
             reading: 0,
+            moved: Time(0),
             jobs: BTreeMap::new(),
             sequences: BTreeMap::new(),
             forgotten: BTreeSet::new(),
@@ -113,6 +117,14 @@ impl Recovery {
     /// What is found of `block` from now on is not taken in.
     pub fn forget(&mut self, block: BlockId) {
         self.forgotten.insert(block);
+    }
+
+    /// When it is given up, unless a read ends before.
+    pub fn gives_up_at(&self) -> Time {
+        match self.reading {
+            0 => Time::NEVER,
+            _ => self.moved + Duration::from_secs(DEVICE_RECOVERY_READ_S_MAX),
+        }
     }
 
     /// Whether all of the own regions' headers were read.
@@ -144,9 +156,13 @@ impl<D: BlockDevice> Log<D> {
 
     fn recovery_read(&mut self, region: u32, page: u32, mut lease: Lease, len: usize) {
         lease.truncate(len);
+        let now = self.now;
         let tag = self.ops.begin(Op::Recovery(u64::from(region)));
         let offset_bytes = self.offset_bytes(region, page);
         if let Some(recovery) = &mut self.recovery {
+            if recovery.reading == 0 {
+                recovery.moved = now;
+            }
             recovery.reading += 1;
             recovery.bytes += len as u64;
         }
@@ -231,6 +247,7 @@ impl<D: BlockDevice> Log<D> {
             return;
         };
         recovery.reading -= 1;
+        recovery.moved = now;
         if let Err(error) = result {
             self.stats.read_errors += 1;
             self.fault(now, error, tier);

@@ -1,5 +1,8 @@
 //! The tier alone, on a device in memory.
 
+mod forget;
+mod hangs;
+
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
@@ -22,8 +25,9 @@ struct Media {
     /// Fails every write with this.
     write_error: Option<DeviceError>,
     read_error: Option<DeviceError>,
-    /// Reads never end; writes and flushes never end.
-    reads_hang: bool,
+    /// Reads after so many never end.
+    reads_left: Option<u32>,
+    /// Writes and flushes never end.
     hangs: bool,
     /// Writes wait, or those that begin with these bytes, until they are let go.
     holds_writes: bool,
@@ -33,6 +37,26 @@ struct Media {
     hung: Vec<(Completions, DeviceOp)>,
     read_bytes: u64,
     written_bytes: u64,
+}
+
+impl Media {
+    fn must_wait(&mut self, op: &DeviceOp) -> bool {
+        match op {
+            DeviceOp::Read { .. } => match &mut self.reads_left {
+                Some(0) => true,
+                Some(left) => {
+                    *left -= 1;
+                    false
+                }
+                None => false,
+            },
+            DeviceOp::Write { bytes, .. } => {
+                let held = self.holds.as_ref();
+                self.hangs || self.holds_writes || held.is_some_and(|held| bytes.starts_with(held))
+            }
+            DeviceOp::Flush { .. } | DeviceOp::Discard { .. } => self.hangs,
+        }
+    }
 }
 
 /// What a queue pair has done.
@@ -57,17 +81,7 @@ impl BlockDevice for MemDevice {
             return Err(Full(op));
         }
         let mut media = self.media.borrow_mut();
-        let hangs = match &op {
-            DeviceOp::Read { .. } => media.reads_hang,
-            DeviceOp::Write { bytes, .. } => {
-                let held = media.holds.as_ref();
-                media.hangs
-                    || media.holds_writes
-                    || held.is_some_and(|held| bytes.starts_with(held))
-            }
-            DeviceOp::Flush { .. } | DeviceOp::Discard { .. } => media.hangs,
-        };
-        if hangs {
+        if media.must_wait(&op) {
             media.hung.push((self.done.clone(), op));
             return Ok(());
         }
@@ -195,13 +209,22 @@ impl Bench {
         incarnation: u64,
         cores: usize,
     ) -> Disk<MemDevice> {
+        let shared = Arc::new(DeviceShared::new("mem".into(), geometry, LogId(7)));
+        Self::disk_of_core(media, shared, incarnation, (0, cores))
+    }
+
+    fn disk_of_core(
+        media: &Rc<RefCell<Media>>,
+        shared: Arc<DeviceShared>,
+        incarnation: u64,
+        (core, cores): (usize, usize),
+    ) -> Disk<MemDevice> {
         let device = MemDevice {
             media: media.clone(),
             done: Rc::default(),
         };
-        let shared = Arc::new(DeviceShared::new("mem".into(), geometry, LogId(7)));
         let config = DiskConfig {
-            core: 0,
+            core,
             cores,
             entries_max: 100_000,
             tables_bytes_max: 1 << 20,
@@ -558,15 +581,6 @@ fn a_region_that_nothing_names_is_not_warm() {
 }
 
 #[test]
-fn a_device_whose_writes_hang_is_retired() {
-    let mut bench = Bench::new(2 << 20, 32);
-    bench.media.borrow_mut().hangs = true;
-    assert!(bench.keep(block(1), 0, 4096));
-    bench.run_until(|bench| matches!(bench.disk.stats().devices[0].state, DeviceState::Retired(_)));
-    assert_eq!(bench.settled, 1, "its bytes in memory are let go");
-}
-
-#[test]
 fn a_failed_table_read_is_one_fault_and_costs_one_region() {
     let mut bench = Bench::new(2 << 20, 32);
     for n in 0..200 {
@@ -582,67 +596,4 @@ fn a_failed_table_read_is_one_fault_and_costs_one_region() {
         .collect::<Vec<_>>();
     assert!(missed.len() < 80, "{missed:?}");
     assert_eq!(bench.disk.stats().devices[0].state, DeviceState::Serving);
-}
-
-#[test]
-fn what_is_forgotten_on_its_way_to_disk_is_not_found_when_it_has_got_there() {
-    // Staged; handed to the device; and kept once more.
-    for turns in [0, 1] {
-        let mut bench = Bench::new(2 << 20, 32);
-        bench.keep_block(block(0), 4096);
-        bench.media.borrow_mut().holds_writes = turns > 0;
-        assert!(bench.keep(block(1), 0, 8192) && bench.keep(block(2), 0, 8192));
-        for _ in 0..turns {
-            bench.run_until(|bench| !bench.media.borrow().hung.is_empty());
-        }
-        bench.disk.forget(block(1));
-        bench.let_go();
-        bench.settle();
-        assert_eq!(bench.settled, 5, "their bytes in memory are let go");
-        assert!(bench.disk.extent(block(1), 0).is_none(), "{turns}");
-        assert!(bench.disk.extent(block(2), 0).is_some());
-        assert!(bench.keep(block(1), 0, 4096));
-        bench.settle();
-        assert_eq!(bench.disk.extent(block(1), 0), Some(0..1));
-    }
-}
-
-#[test]
-fn what_is_forgotten_while_it_is_moved_is_not_brought_back() {
-    let mut bench = Bench::new(2 << 20, 32);
-    bench.keep_block(block(0), 100_000);
-    bench.settle();
-    bench.disk.pin(block(0), true);
-    let mut page = vec![0; PAGE_BYTES];
-    fill_page(block(0), 0, &mut page);
-    // The move reaches the device, which holds it, and fails it when all is forgotten.
-    bench.media.borrow_mut().holds = Some(page.clone());
-    let mut n = 1;
-    while bench.media.borrow().hung.is_empty() {
-        bench.keep_block(block(n), 300_000);
-        n += 1;
-        assert!(n < 5_000, "reclaim never moved the pinned entry");
-    }
-    bench.disk.forget(block(0));
-    bench.media.borrow_mut().no_space_for = Some(page);
-    bench.let_go();
-    bench.settle();
-    assert!(bench.media.borrow().no_space_for.is_none(), "it failed");
-    assert!(bench.disk.extent(block(0), 0).is_none());
-}
-
-#[test]
-fn what_is_forgotten_during_recovery_is_not_found_by_it() {
-    let mut bench = Bench::new(2 << 20, 32);
-    bench.keep_block(block(1), 4096);
-    bench.keep_block(block(2), 4096);
-    bench.settle();
-    bench.incarnation += 1;
-    bench.disk = Bench::disk(&bench.media, bench.geometry, bench.incarnation, 1);
-    bench.turn();
-    assert!(bench.disk.is_recovering());
-    bench.disk.forget(block(1));
-    bench.run_until(|bench| !bench.disk.is_recovering());
-    assert!(bench.disk.extent(block(1), 0).is_none());
-    assert!(bench.disk.extent(block(2), 0).is_some());
 }

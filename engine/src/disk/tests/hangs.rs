@@ -1,0 +1,85 @@
+//! Devices that answer no more.
+
+use super::*;
+
+#[test]
+fn a_device_whose_writes_hang_is_retired() {
+    let mut bench = Bench::new(2 << 20, 32);
+    bench.media.borrow_mut().hangs = true;
+    assert!(bench.keep(block(1), 0, 4096));
+    bench.run_until(|bench| matches!(bench.disk.stats().devices[0].state, DeviceState::Retired(_)));
+    assert_eq!(bench.settled, 1, "its bytes in memory are let go");
+}
+
+/// At each of recovery's reads in turn: of headers, of trailers, of tables.
+#[test]
+fn a_device_that_hangs_while_it_is_recovered_is_retired() {
+    let mut seen = 0;
+    for reads in 0.. {
+        let mut bench = Bench::new(1 << 20, 32);
+        for n in 0..40 {
+            bench.keep_block(block(n), 100_000);
+        }
+        bench.settle();
+        bench.incarnation += 1;
+        bench.disk = Bench::disk(&bench.media, bench.geometry, bench.incarnation, 1);
+        bench.media.borrow_mut().reads_left = Some(reads * 8);
+        let start = bench.now;
+        bench.run_until(|bench| !bench.disk.is_recovering());
+        if bench.media.borrow().hung.is_empty() {
+            break;
+        }
+        seen += 1;
+        let took = bench.now.since(start);
+        assert!(
+            took >= Duration::from_secs(60) && took < Duration::from_secs(61),
+            "{took:?}"
+        );
+        let DeviceState::Retired(why) = &bench.disk.stats().devices[0].state else {
+            panic!("{:?}", bench.disk.stats());
+        };
+        assert!(why.contains("no read has ended for 60 s"), "{why}");
+        assert!(!bench.keep(block(1), 0, 4096), "nothing is kept on it");
+        assert!(bench.disk.is_quiet());
+        // What comes in the end finds nobody, and its buffers go home.
+        bench.media.borrow_mut().reads_left = None;
+        bench.let_go();
+        for _ in 0..100 {
+            bench.turn();
+        }
+        assert!((0..40).all(|n| bench.disk.extent(block(n), 0).is_none()));
+        bench.buffers.0.reclaim();
+        assert_eq!(
+            bench.buffers.0.free_bytes(),
+            bench.buffers.0.capacity_bytes()
+        );
+    }
+    assert!(seen > 5, "{seen}");
+}
+
+#[test]
+fn a_core_whose_reads_hang_keeps_the_others_no_longer_than_its_own_bound() {
+    let mut bench = Bench::new(1 << 20, 32);
+    (0..40).for_each(|n| bench.keep_block(block(n), 100_000));
+    bench.settle();
+    // Two cores now, and the queue pair of the second one hangs.
+    let shared = Arc::new(DeviceShared::new("mem".into(), bench.geometry, LogId(7)));
+    let of_core = |core| Bench::disk_of_core(&bench.media, shared.clone(), 2, (core, 2));
+    let (mut first, mut second) = (of_core(0), of_core(1));
+    let mut buffers = ArenaBuffers(Arena::new(8 << 20).unwrap());
+    let start = bench.now;
+    while first.is_recovering() {
+        bench.media.borrow_mut().reads_left = Some(0);
+        second.turn(bench.now, &mut buffers);
+        bench.media.borrow_mut().reads_left = None;
+        first.turn(bench.now, &mut bench.buffers);
+        bench.now = bench.now + Duration::from_millis(1);
+        assert!(bench.now.since(start) < Duration::from_secs(61));
+    }
+    assert!(matches!(
+        second.stats().devices[0].state,
+        DeviceState::Retired(_)
+    ));
+    assert_eq!(first.stats().devices[0].state, DeviceState::Serving);
+    assert!(first.stats().devices[0].entries > 0);
+}
