@@ -44,6 +44,22 @@ pub const RANKS: usize = 3;
 pub const MEMBERS_MAX: usize = 4_096;
 /// The longest question of a call to a peer: an object's description with a key of 1,024 bytes, a listing's prefix.
 pub const CALL_BYTES_MAX: usize = 8 << 10;
+/// The longest endpoint of a bucket's name on the wire.
+pub const ENDPOINT_BYTES_MAX: usize = 1_024;
+/// The longest name of a bucket on the wire.
+pub const BUCKET_BYTES_MAX: usize = 255;
+/// The longest ETag on the wire.
+pub const ETAG_BYTES_MAX: usize = 1_024;
+/// The longest continuation of a listing on the wire: an origin's, and a key behind which a cut page goes on.
+pub const CONTINUATION_BYTES_MAX: usize = 4 << 10;
+/// The longest text about a failure on the wire; a longer one is cut.
+pub const DETAIL_BYTES_MAX: usize = 1_024;
+/// The longest name of a group.
+pub const GROUP_BYTES_MAX: usize = 255;
+/// Bytes of answers that a member grants each connection at least: two transfers of the largest size.
+pub const PEER_CREDIT_BYTES_MIN: usize = 2 * CHUNK_BYTES;
+/// A request to a peer counts for at least so many bytes of its connection's credit, so that their number is bounded.
+pub const PEER_REQUEST_BYTES_MIN: usize = PAGE_BYTES;
 /// Slices that one answer to a peer consists of: a chunk in sub-blocks.
 pub const PAYLOAD_PARTS_MAX: usize = SUB_BLOCKS_PER_CHUNK;
 /// Engine cores in one process.
@@ -170,5 +186,12 @@ const _: () = {
         "two-part reads of several readers fit"
     );
     assert!(SLOTS.is_power_of_two() && CORES_MAX <= SLOTS as usize);
+    assert!(
+        ENDPOINT_BYTES_MAX + BUCKET_BYTES_MAX + KEY_BYTES_MAX + ETAG_BYTES_MAX + 256
+            <= CALL_BYTES_MAX
+            && ENDPOINT_BYTES_MAX + BUCKET_BYTES_MAX + KEY_BYTES_MAX + CONTINUATION_BYTES_MAX + 256
+                <= CALL_BYTES_MAX,
+        "every question fits"
+    );
     assert!(BACKOFF_FIRST_MS > 0 && BACKOFF_FIRST_MS <= BACKOFF_MAX_MS);
 };

@@ -240,6 +240,11 @@ pub trait Transport {
 
     /// Asks for an early end of a fetch. Its `Fetched` still comes. Unknown tags are ignored.
     fn cancel(&mut self, tag: FetchTag);
+
+    /// When it must be polled though nothing wakes the core: the next deadline or other timer of its own.
+    fn wake_at(&self) -> Time {
+        Time::NEVER
+    }
 }
 
 /// A node without peers.
