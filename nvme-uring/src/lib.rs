@@ -24,4 +24,5 @@ mod setup;
 
 pub use device::{DEPTH_MAX, UringDevice};
 pub use file::{OpenError, OpenOptions, UringFile};
+pub use ring::DROP_WAIT;
 pub use setup::SetupError;

@@ -21,7 +21,7 @@ use crate::file::UringFile;
 use crate::fixed::FixedBuffers;
 
 /// How long a dropped ring waits for what is under way, before it leaks the buffers.
-pub(crate) const DROP_WAIT: Duration = Duration::from_secs(5);
+pub const DROP_WAIT: Duration = Duration::from_secs(5);
 /// The registered file's number.
 const FILE: Fixed = Fixed(0);
 /// `BLOCK_URING_CMD_DISCARD` of `linux/blkdev.h`: number 0 of type 0x12, without argument.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
+use forebay_cli::host::run::{STOP_STALL, STOP_TIMEOUT};
 use forebay_cli::host::{CoresArg, DiskSource, Engine, EngineConfig, Poll, core_stats};
 use forebay_engine::client::Reply;
 use forebay_engine::disk::geometry::{Geometry, REGION_BYTES_MIN};
@@ -321,6 +322,22 @@ fn a_full_disk_and_write_errors_stop_no_reader() {
     );
     assert!(world.disk().write_errors > 0);
     world.end();
+}
+
+#[test]
+fn a_disk_that_hangs_holds_a_stop_for_its_bound_only() {
+    let world = World::new(1);
+    world.read_all();
+    // What was read last waits to be written.
+    world.disks.delays.hang();
+    let asked = Instant::now();
+    world.engine.stop(STOP_TIMEOUT).unwrap();
+    let took = asked.elapsed();
+    assert!(world.disks.delays.held() == 0, "the queue pairs are gone");
+    assert!(
+        took >= STOP_STALL && took < STOP_STALL + Duration::from_secs(2),
+        "{took:?}"
+    );
 }
 
 #[test]

@@ -16,7 +16,7 @@ use crate::args::CatArgs;
 use crate::assembly::{Assembly, engine_config};
 use crate::cache::Cache;
 use crate::cache::lock::is_held;
-use crate::host::run::STOP_SPAN;
+use crate::host::run::STOP_TIMEOUT;
 use crate::source::ObjectUrl;
 use crate::units::Bytes;
 
@@ -24,8 +24,6 @@ use crate::units::Bytes;
 const MEMORY_DEFAULT: Bytes = Bytes(256 << 20);
 /// Reads under way, or answered and not yet written, at a time.
 const READS_AHEAD_MAX: u64 = 16;
-/// How long cores may take to end, their disks included.
-const STOP_TIMEOUT: Duration = STOP_SPAN.saturating_add(Duration::from_secs(2));
 
 /// Runs the command.
 ///

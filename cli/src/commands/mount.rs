@@ -26,7 +26,7 @@ use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
 use crate::host::EngineConfig;
 use crate::host::engine::CoreDeath;
-use crate::host::run::STOP_SPAN;
+use crate::host::run::STOP_TIMEOUT;
 use crate::mounts::{self, Detach, PlaceState};
 use reports::MountReports;
 
@@ -38,8 +38,6 @@ const SIGNAL_POLL: Duration = Duration::from_millis(20);
 const GRACE: Duration = Duration::from_secs(1);
 /// How long they may take to close their files after their reads were answered with EIO.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long cores may take to end, their disks included.
-const STOP_TIMEOUT: Duration = STOP_SPAN.saturating_add(Duration::from_secs(2));
 /// How long a killed daemon's connection may stay open after its control socket.
 const DYING_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long taking the mount away may take when a core has died.
@@ -151,8 +149,13 @@ fn open_cache(
     ends: &mpsc::Receiver<End>,
 ) -> Result<Option<Cache>> {
     let (cache, cores) = (args.cache.clone(), config.cores.cores());
-    let purpose = purpose_of_mount(place);
-    beside(ends, move || Cache::open(&cache, cores, &purpose))?
+    let place = place.to_owned();
+    beside(ends, move || {
+        if let Some(dirs) = &cache.cache_dir {
+            dirs.check_apart_from(&place)?;
+        }
+        Cache::open(&cache, cores, &purpose_of_mount(&place))
+    })?
 }
 
 /// Does `work` on a thread of its own; what ends the mount ends the wait for it at once.

@@ -26,7 +26,7 @@ use super::memory::{MemoryPlan, default_memory_bytes};
 use super::parker::{EventParker, Park};
 use super::platform::HostPlatform;
 use super::rng::SplitMix;
-use super::run::{Seat, run};
+use super::run::{STOP_TIMEOUT, Seat, run};
 
 /// Called, on the thread that failed, when a core panics. Must end the process: its readers
 /// would wait for ever.
@@ -247,7 +247,7 @@ impl<R: Reply> Engine<R> {
 impl<R: Reply> Drop for Engine<R> {
     fn drop(&mut self) {
         if !self.threads.is_empty()
-            && let Err(error) = self.end(Duration::from_secs(5))
+            && let Err(error) = self.end(STOP_TIMEOUT)
         {
             tracing::error!("{error:#}");
         }
@@ -302,6 +302,11 @@ fn core_thread<R, O, F, D>(
         stop: &shared.stop,
     };
     let ended = catch_unwind(AssertUnwindSafe(|| run(&mut built, &seat, &mut parker)));
+    if matches!(ended, Ok(false)) {
+        tracing::warn!(
+            "engine core {core} ends although its disks have not written all: the rest comes from S3 again"
+        );
+    }
     if let Err(panic) = ended {
         let message = format!("engine core {core} panicked: {}", panic_text(&*panic));
         tracing::error!("{message}");

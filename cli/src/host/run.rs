@@ -6,13 +6,19 @@ use std::time::Duration;
 use forebay_engine::core::{Budget, Core, Turn};
 use forebay_engine::ports::{Clock, Platform, Time};
 use forebay_engine::ring::Doorbell;
+use forebay_nvme_uring::DROP_WAIT;
 
 use super::cores::Spin;
 use super::parker::Park;
 
-/// How long a core that was told to stop may go on, while it makes progress or its disks write what was
-/// fetched.
-pub const STOP_SPAN: Duration = Duration::from_secs(2);
+/// How long a core that was told to stop may go on in all, while its disks write what was fetched.
+pub const STOP_SPAN: Duration = Duration::from_secs(10);
+/// How long it may go on without any progress: a disk that hangs keeps it no longer.
+pub const STOP_STALL: Duration = Duration::from_secs(3);
+/// How long a core's thread may take to end, one disk that hangs included.
+pub const STOP_TIMEOUT: Duration = STOP_SPAN
+    .saturating_add(DROP_WAIT)
+    .saturating_add(Duration::from_secs(1));
 /// The longest sleep of a core that was told to stop.
 const STOP_SLEEP: Duration = Duration::from_millis(10);
 
@@ -50,8 +56,8 @@ pub struct Seat<'a> {
 }
 
 /// Turns `core` until it is told to stop and has nothing left to do: not even on its disks, within
-/// [`STOP_SPAN`].
-pub fn run(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) {
+/// [`STOP_SPAN`] and [`STOP_STALL`]. False when something was left.
+pub fn run(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) -> bool {
     let mut last_progress = seat.clock.now();
     let mut stop_since = None;
     loop {
@@ -60,10 +66,18 @@ pub fn run(core: &mut impl Turns, seat: &Seat<'_>, parker: &mut impl Park) {
         let stopping = seat.stop.load(Ordering::Acquire);
         let turn = core.turn();
         if stopping {
-            let since = *stop_since.get_or_insert_with(|| seat.clock.now());
-            let over = seat.clock.now().since(since) > STOP_SPAN;
-            if over || (!turn.progressed && core.is_quiet()) {
-                return;
+            let now = seat.clock.now();
+            let since = *stop_since.get_or_insert_with(|| {
+                last_progress = now;
+                now
+            });
+            if turn.progressed {
+                last_progress = now;
+            } else if core.is_quiet() {
+                return true;
+            }
+            if now.since(since) > STOP_SPAN || now.since(last_progress) > STOP_STALL {
+                return false;
             }
             if !turn.progressed {
                 parker.park(Some(STOP_SLEEP));
@@ -213,6 +227,91 @@ mod tests {
             (2..6 * timers).contains(&core.turns),
             "{} turns with {timers} timers of 10 ms",
             core.turns
+        );
+    }
+
+    /// A clock that stands still but for sleeps.
+    #[derive(Default)]
+    struct Slept(AtomicU64);
+
+    impl Clock for Slept {
+        fn now(&self) -> Time {
+            Time(self.0.load(Ordering::Relaxed))
+        }
+    }
+
+    impl Park for &Slept {
+        fn waker(&self) -> std::task::Waker {
+            std::task::Waker::noop().clone()
+        }
+
+        fn park(&mut self, timeout: Option<Duration>) {
+            let span = timeout.map_or(0, |span| span.as_nanos() as u64);
+            self.0.fetch_add(span, Ordering::Relaxed);
+        }
+    }
+
+    /// Disks of which something ends so often, so many times.
+    struct Writing<'a> {
+        clock: &'a Slept,
+        every: Duration,
+        left: u32,
+        next: Time,
+    }
+
+    impl Turns for Writing<'_> {
+        fn turn(&mut self) -> Turn {
+            let progressed = self.left > 0 && self.next <= self.clock.now();
+            if progressed {
+                self.left -= 1;
+                self.next = self.next + self.every;
+            }
+            Turn {
+                progressed,
+                wake_at: Time::NEVER,
+            }
+        }
+
+        fn is_quiet(&self) -> bool {
+            self.left == 0
+        }
+    }
+
+    #[test]
+    fn a_stop_waits_for_disks_that_go_on_and_not_for_those_that_hang() {
+        let stopped = |every: Duration, left: u32| {
+            let clock = Slept::default();
+            let mut core = Writing {
+                clock: &clock,
+                every,
+                left,
+                next: clock.now() + every,
+            };
+            let doorbell = Doorbell::new(std::task::Waker::noop().clone());
+            let seat = Seat {
+                doorbell: &doorbell,
+                clock: &clock,
+                spin: Spin::Forever,
+                stop: &AtomicBool::new(true),
+            };
+            let quiet = run(&mut core, &seat, &mut &clock);
+            (quiet, clock.now().since(Time(0)))
+        };
+        let second = Duration::from_secs(1);
+        // Slow, and done in time: nothing is lost.
+        let (quiet, took) = stopped(2 * second, 4);
+        assert!(quiet && took >= 8 * second && took < 9 * second, "{took:?}");
+        // Hangs.
+        let (quiet, took) = stopped(100 * second, 1);
+        assert!(
+            !quiet && took >= STOP_STALL && took < STOP_STALL + second,
+            "{took:?}"
+        );
+        // Never done.
+        let (quiet, took) = stopped(second, 1_000);
+        assert!(
+            !quiet && took >= STOP_SPAN && took < STOP_SPAN + second,
+            "{took:?}"
         );
     }
 
