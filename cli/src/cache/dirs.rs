@@ -1,6 +1,8 @@
 //! `--cache-dir`: which directories and devices, as people write them.
 
 use std::fmt;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -74,6 +76,42 @@ impl CacheDirs {
         }
         Ok(Self(dirs))
     }
+
+    /// Refuses a mount point that lies in a cache directory, and a cache directory that the mount would cover: its
+    /// daemon would wait for itself. Looks at what the paths lead to, through links.
+    ///
+    /// # Errors
+    /// Which two do not go together.
+    pub fn check_apart_from(&self, mount_point: &Path) -> Result<()> {
+        let place = fs::canonicalize(mount_point)
+            .with_context(|| format!("cannot look at {}", mount_point.display()))?;
+        for CacheDir::Path(path) in self.iter() {
+            // What is not there, or no directory, is told by whoever opens it.
+            let Ok(dir) = fs::canonicalize(path) else {
+                continue;
+            };
+            let relation = match (is_in(&place, &dir), is_in(&dir, &place)) {
+                (false, false) => continue,
+                (true, true) => "is also",
+                (true, false) => "lies in",
+                (false, true) => "would cover",
+            };
+            bail!(
+                "mount point {} {relation} the cache directory {}: give them places that are not within each other",
+                mount_point.display(),
+                path.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Whether `inner` is `outer` or below it; both canonical. By the directories themselves, since one may be bound to
+/// two paths.
+fn is_in(inner: &Path, outer: &Path) -> bool {
+    let identity = |path: &Path| fs::metadata(path).ok().map(|meta| (meta.dev(), meta.ino()));
+    let outer = identity(outer);
+    outer.is_some() && inner.ancestors().any(|above| identity(above) == outer)
 }
 
 impl FromStr for CacheDirs {
@@ -167,6 +205,40 @@ mod tests {
         std::fs::create_dir(&odd).unwrap();
         let error = parsed(odd.to_str().unwrap()).unwrap_err();
         assert!(error.contains("symbolic link"), "{error}");
+    }
+
+    #[test]
+    fn a_mount_point_and_a_cache_are_apart() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |name: &str| root.path().join(name);
+        for dir in ["cache/in/deep", "m/in", "cache2"] {
+            fs::create_dir_all(at(dir)).unwrap();
+        }
+        std::os::unix::fs::symlink(at("cache/in"), at("link")).unwrap();
+        let check = |cache: &str, place: &str| {
+            let dirs: CacheDirs = at(cache).to_str().unwrap().parse().unwrap();
+            dirs.check_apart_from(&at(place))
+        };
+        for (cache, place, part) in [
+            ("cache", "cache", "is also"),
+            ("cache", "cache/in", "lies in"),
+            ("cache", "link/deep", "lies in"),
+            ("link", "cache/in/deep", "lies in"),
+            ("cache2/../cache", "m/../link", "lies in"),
+            ("m/in", "m", "would cover"),
+            ("link/deep", "cache", "would cover"),
+        ] {
+            let error = check(cache, place).unwrap_err().to_string();
+            assert!(error.contains(part), "{cache} {place}: {error}");
+        }
+        for (cache, place) in [
+            ("cache", "m"),
+            ("cache", "cache2"),
+            ("cache2", "cache"),
+            ("typo", "m"),
+        ] {
+            check(cache, place).unwrap();
+        }
     }
 
     #[test]

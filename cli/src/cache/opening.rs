@@ -95,6 +95,7 @@ pub fn open(dirs: &CacheDirs, config: &CacheConfig) -> Result<Vec<OpenLog>> {
 /// # Errors
 /// See [`open`].
 pub fn open_places(places: Vec<Named>, config: &CacheConfig) -> Result<Vec<OpenLog>> {
+    check_each_once(&places)?;
     let claims = places.into_iter().map(|named| Claim::take(named, config));
     let claims = claims.collect::<Result<Vec<_>>>()?;
     let sizes = sizes(&claims, config)?;
@@ -103,6 +104,23 @@ pub fn open_places(places: Vec<Named>, config: &CacheConfig) -> Result<Vec<OpenL
         .zip(sizes)
         .map(|(claim, size)| claim.open(size, config));
     logs.collect()
+}
+
+/// Makes the places, and refuses one that is named twice: its lock would be found in use.
+fn check_each_once(places: &[Named]) -> Result<()> {
+    let mut known: Vec<((u64, u64), &str)> = Vec::new();
+    for Named { name, place } in places {
+        place.prepare()?;
+        let identity = place.identity()?;
+        match known.iter().find(|(other, _)| *other == identity) {
+            Some((_, other)) if other == name => bail!("{name} is named twice: name it once"),
+            Some((_, other)) => {
+                bail!("{other} and {name} are the same place: name it once")
+            }
+            None => known.push((identity, name)),
+        }
+    }
+    Ok(())
 }
 
 /// A place that is locked for us.
@@ -116,7 +134,6 @@ struct Claim {
 impl Claim {
     fn take(named: Named, config: &CacheConfig) -> Result<Self> {
         let Named { name, place } = named;
-        place.prepare()?;
         let lock = match &place {
             Place::Directory(dir) => Some(DirLock::take(dir, &config.purpose)?),
             // Its exclusive open is its lock.
@@ -237,7 +254,7 @@ impl Claim {
     ) -> Result<(Superblock, Arc<UringFile>)> {
         let Place::Directory(dir) = &self.place else {
             let file = self.open_file(path, size_bytes, false)?;
-            return Ok((write_superblock(&file, config)?, file));
+            return Ok((write_superblock(&file, path, config)?, file));
         };
         let new = dir.join(NEW_LOG_FILE);
         match fs::remove_file(&new) {
@@ -248,7 +265,7 @@ impl Claim {
         }
         let file = self.open_file(&new, size_bytes, true)?;
         let superblock =
-            write_superblock(&file, config).inspect_err(|_| drop(fs::remove_file(&new)))?;
+            write_superblock(&file, path, config).inspect_err(|_| drop(fs::remove_file(&new)))?;
         fs::rename(&new, path)
             .with_context(|| format!("cannot rename {} to {}", new.display(), path.display()))?;
         sync_dir(dir)?;
@@ -356,9 +373,13 @@ fn whole_regions(superblock: &Superblock, size_bytes: u64) -> u64 {
 }
 
 /// Writes a new log's superblock and waits until it is on stable media. What lies on a device before the
-/// first region is wiped, so that nothing else is found there.
-fn write_superblock(file: &Arc<UringFile>, config: &CacheConfig) -> Result<Superblock> {
-    let path = file.path().display();
+/// first region is wiped, so that nothing else is found there. `path` is where the log will be when it is made.
+fn write_superblock(
+    file: &Arc<UringFile>,
+    path: &Path,
+    config: &CacheConfig,
+) -> Result<Superblock> {
+    let path = path.display();
     let sized = file.geometry();
     let geometry = Geometry::choose(sized.capacity_bytes, config.cores).with_context(|| {
         format!("cannot make a cache at {path}: give a larger --cache-size, or fewer --cores")

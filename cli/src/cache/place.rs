@@ -76,6 +76,21 @@ impl Place {
         }
     }
 
+    /// The same number for each path that leads to this place, which is [prepared](Place::prepare).
+    ///
+    /// # Errors
+    /// When it cannot be looked at.
+    pub fn identity(&self) -> Result<(u64, u64)> {
+        let (Place::Directory(path) | Place::Device(path)) = self;
+        let meta =
+            fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+        Ok(match self {
+            Place::Directory(_) => (meta.dev(), meta.ino()),
+            // One device may have several nodes.
+            Place::Device(_) => (u64::MAX, meta.rdev()),
+        })
+    }
+
     /// Makes a node's directory and its group's, for this user alone; or checks that nobody else may
     /// write there: what lies there is served to readers.
     ///

@@ -14,6 +14,8 @@ use super::blocking::{Blocking, in_words};
 
 /// Pages read at a time while entries are checked.
 const WINDOW_PAGES: u32 = (8 * CHUNK_BYTES / PAGE_BYTES) as u32;
+/// The smallest part of a page that a device writes.
+const SECTOR_BYTES: usize = 512;
 
 /// What a region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +26,11 @@ pub enum State {
     Open,
     /// Holds nothing of this log.
     Free,
+    /// It was being opened when the daemon or the machine stopped: its header is written in part, and
+    /// nothing behind it.
+    Unfinished,
+    /// Its header is not what was written: what lay in it is lost.
+    Damaged,
     /// Its header cannot be read.
     Unreadable,
 }
@@ -35,6 +42,8 @@ impl State {
             State::Sealed => "sealed",
             State::Open => "open",
             State::Free => "free",
+            State::Unfinished => "unfinished",
+            State::Damaged => "damaged",
             State::Unreadable => "unreadable",
         }
     }
@@ -47,7 +56,7 @@ pub struct Region {
     pub number: u32,
     /// What it is.
     pub state: State,
-    /// Its header, unless it is free or unreadable.
+    /// Its header, when it has a whole one.
     pub header: Option<RegionHeader>,
     /// Its entries, by page. Some may have been replaced since by others in younger regions.
     pub entries: Vec<EntryRecord>,
@@ -107,15 +116,18 @@ pub struct Scanner<D> {
     device: Blocking<D>,
     log: LogId,
     geometry: Geometry,
+    /// Regions that were never written may hold anything: a block device's, not a file's.
+    is_used: bool,
 }
 
 impl<D: BlockDevice> Scanner<D> {
-    /// Of the log on `device`.
-    pub fn new(device: Blocking<D>, log: LogId, geometry: Geometry) -> Self {
+    /// Of the log on `device`; `is_used` when it may have held something else before.
+    pub fn new(device: Blocking<D>, log: LogId, geometry: Geometry, is_used: bool) -> Self {
         Self {
             device,
             log,
             geometry,
+            is_used,
         }
     }
 
@@ -143,7 +155,7 @@ impl<D: BlockDevice> Scanner<D> {
         };
         let header = RegionHeader::decode(self.log, &page).filter(|header| header.region == number);
         let Some(header) = header else {
-            return Region::without_header(number, State::Free);
+            return self.without_header(number, &page);
         };
         let mut region = Region {
             header: Some(header),
@@ -154,6 +166,32 @@ impl<D: BlockDevice> Scanner<D> {
             self.walk(&header, with_checksums, &mut region);
         }
         region
+    }
+
+    /// A region whose header is none.
+    fn without_header(&mut self, number: u32, page: &[u8]) -> Region {
+        let behind = self.behind(number);
+        let mut region = Region::without_header(number, no_header(self.log, number, page, &behind));
+        if region.state == State::Damaged {
+            let trouble = "its header is damaged: what lay in it is lost, and comes from S3 again";
+            region.troubles.push(trouble.into());
+        }
+        region
+    }
+
+    fn behind(&mut self, number: u32) -> Behind {
+        let batch = self.batch(number, 1).map(|(batch, ..)| batch);
+        let batch = batch.filter(|batch| batch.region == number);
+        let page = self.pages(number, self.geometry.trailer_page(), 1).ok();
+        let trailer = page.and_then(|page| Trailer::decode(self.log, &page));
+        let trailer = trailer.filter(|trailer| trailer.region == number);
+        let generation = batch.as_ref().map(|batch| batch.generation);
+        Behind {
+            generation: generation.max(trailer.map(|trailer| trailer.generation)),
+            chain: batch.map(|batch| batch.chain),
+            torn: self.device.geometry().sector_bytes < PAGE_BYTES as u32,
+            is_used: self.is_used,
+        }
     }
 
     /// Reads the footer. False when there is none that can be used.
@@ -299,6 +337,49 @@ impl<D: BlockDevice> Scanner<D> {
     }
 }
 
+/// What lies behind a header that is none.
+#[derive(Clone, Copy, Debug, Default)]
+struct Behind {
+    /// The youngest generation of the region that its first batch or its footer tells of.
+    generation: Option<u32>,
+    /// The first batch's: the hash of the header.
+    chain: Option<u64>,
+    /// The device may write a part of a page.
+    torn: bool,
+    /// It may have held something else before.
+    is_used: bool,
+}
+
+/// What region `number` of `log` is whose first page holds no header of it.
+fn no_header(log: LogId, number: u32, page: &[u8], behind: &Behind) -> State {
+    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    if is_zero(page) {
+        return State::Free;
+    }
+    if behind.torn && is_zero(&page[..page.len() - SECTOR_BYTES]) {
+        // The end of a header, or what is left of one that was being voided.
+        return State::Unfinished;
+    }
+    let fields = RegionHeader::fields(log, page).filter(|header| header.region == number);
+    if let Some(header) = fields {
+        // Nothing was appended yet; or its end alone is another's: it was being replaced or voided, when nothing in
+        // the region was needed any more.
+        let is_young = behind
+            .generation
+            .is_none_or(|known| known < header.generation);
+        let is_whole = behind.torn && behind.chain == Some(header.chain(log));
+        return match is_young || is_whole {
+            true => State::Unfinished,
+            false => State::Damaged,
+        };
+    }
+    let never_ours = behind.is_used && behind.generation.is_none();
+    match never_ours || RegionHeader::is_of_another(log, page) {
+        true => State::Free,
+        false => State::Damaged,
+    }
+}
+
 /// Pages that were read at once.
 #[derive(Debug, Default)]
 struct Window {
@@ -311,5 +392,120 @@ struct Window {
 impl Window {
     fn pages(&self) -> std::ops::Range<u32> {
         self.first..self.first + (self.bytes.len() / PAGE_BYTES) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_engine::disk::layout::Queue;
+
+    use super::*;
+
+    const LOG: LogId = LogId(7);
+
+    fn header(generation: u32, sequence: u64) -> RegionHeader {
+        RegionHeader {
+            region: 3,
+            generation,
+            sequence,
+            queue: Queue::Small,
+            core: 0,
+            cores: 1,
+            tenant: 0,
+        }
+    }
+
+    fn page(header: &RegionHeader) -> Vec<u8> {
+        let mut page = vec![0; PAGE_BYTES];
+        header.encode(LOG, &mut page);
+        page
+    }
+
+    /// What lies behind an old header of generation 4.
+    fn old(torn: bool) -> Behind {
+        Behind {
+            generation: Some(4),
+            chain: Some(header(4, 9).chain(LOG)),
+            torn,
+            is_used: false,
+        }
+    }
+
+    fn told(page: &[u8], behind: &Behind) -> State {
+        assert_eq!(RegionHeader::decode(LOG, page), None);
+        no_header(LOG, 3, page, behind)
+    }
+
+    #[test]
+    fn a_flipped_bit_is_damage_and_says_so() {
+        let whole = page(&header(4, 9));
+        for at in (0..64).chain([600, 2048, 4000]) {
+            let mut page = whole.clone();
+            page[at] ^= 4;
+            // A younger generation than what lies behind is the same as a header of which the end is missing.
+            let grown = (37..40).contains(&at);
+            for torn in [false, true] {
+                let state = told(&page, &old(torn));
+                assert_eq!(state == State::Damaged, !grown, "byte {at}: {state:?}");
+            }
+        }
+        let mut page = whole.clone();
+        page[4095] ^= 1;
+        assert_eq!(told(&page, &old(false)), State::Damaged);
+        let garbage = vec![0x5a; PAGE_BYTES];
+        assert_eq!(told(&garbage, &Behind::default()), State::Damaged);
+    }
+
+    /// Every cut of a write over what may lie there, at every sector.
+    #[test]
+    fn half_a_header_is_one_that_was_being_written() {
+        let (before, after) = (page(&header(4, 9)), page(&header(5, 22)));
+        let zeros = vec![0; PAGE_BYTES];
+        let none = Behind {
+            torn: true,
+            ..Behind::default()
+        };
+        for (from, to, behind) in [
+            (&zeros, &after, none),
+            (&zeros, &after, old(true)),
+            (&before, &after, old(true)),
+            (&before, &zeros, old(true)),
+        ] {
+            let mut seen = 0;
+            // Sectors arrive in any order.
+            for arrived in 0u32..256 {
+                let mut page = from.clone();
+                for sector in (0..8).filter(|sector| arrived >> sector & 1 == 1) {
+                    let range = sector * SECTOR_BYTES..(sector + 1) * SECTOR_BYTES;
+                    page[range.clone()].copy_from_slice(&to[range]);
+                }
+                if page == *from || page == *to {
+                    continue;
+                }
+                seen += 1;
+                assert_eq!(told(&page, &behind), State::Unfinished, "{arrived:08b}");
+            }
+            assert!(seen > 100, "{seen}");
+        }
+    }
+
+    #[test]
+    fn what_was_on_a_device_before_is_no_damage() {
+        let mut others = vec![0; PAGE_BYTES];
+        header(9, 9).encode(LogId(8), &mut others);
+        let garbage = vec![0x5a; PAGE_BYTES];
+        let used = Behind {
+            is_used: true,
+            ..Behind::default()
+        };
+        assert_eq!(told(&others, &used), State::Free);
+        assert_eq!(told(&garbage, &used), State::Free);
+        assert_eq!(told(&vec![0; PAGE_BYTES], &old(false)), State::Free);
+        // There is something of this log behind it.
+        let behind = Behind {
+            is_used: true,
+            ..old(true)
+        };
+        assert_eq!(told(&garbage, &behind), State::Damaged);
     }
 }

@@ -12,14 +12,14 @@ use serde_json::Value;
 
 use super::support::{Place, eventually, have_fuse, pattern};
 
-const MIB: usize = 1 << 20;
+pub(super) const MIB: usize = 1 << 20;
 
-fn json(text: &str) -> Value {
+pub(super) fn json(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
 }
 
 /// A mount of the place's bucket at `m` with its cache in `cache`.
-fn mount(place: &Place, cache: &str, more: &[&str]) -> PathBuf {
+pub(super) fn mount(place: &Place, cache: &str, more: &[&str]) -> PathBuf {
     let path = place.dir("m");
     let mut args = vec!["mount", "s3://bucket", "m", "--cache-dir", cache];
     args.extend(["--free-space-ratio", "0"]);
@@ -35,12 +35,12 @@ fn mount(place: &Place, cache: &str, more: &[&str]) -> PathBuf {
     path
 }
 
-fn umount(place: &Place) {
+pub(super) fn umount(place: &Place) {
     place.run(&["umount", "m"]).ok();
 }
 
 /// The file that holds the log of this node below `cache`.
-fn log_of(cache: &Path) -> PathBuf {
+pub(super) fn log_of(cache: &Path) -> PathBuf {
     let group = cache.join("default");
     let mut nodes = fs::read_dir(group).unwrap();
     nodes.next().unwrap().unwrap().path().join("blocks")

@@ -1,5 +1,6 @@
 //! The command line as users meet it: the real binary against the embedded S3 server.
 
+mod cache;
 mod cat;
 mod disk;
 mod errors;

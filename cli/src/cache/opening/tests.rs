@@ -241,3 +241,20 @@ fn formatting_replaces_our_own_and_others_only_by_force() {
     let third = asked.one().shared.log;
     assert_ne!(third, asked.one().shared.log);
 }
+
+#[test]
+fn a_directory_that_is_named_twice_is_told_as_such() {
+    let dirs = dirs(2);
+    let link = dirs.all[0].with_file_name("link");
+    std::os::unix::fs::symlink(&dirs.all[0], &link).unwrap();
+    for other in [link, dirs.all[1].join("../0"), dirs.all[0].join(".")] {
+        let both = [dirs.all[0].clone(), other.clone()];
+        let error = asked(&both, 256).open().unwrap_err();
+        assert!(!is_held(&error), "{error:#}");
+        let error = text(error);
+        for part in ["the same place", other.to_str().unwrap()] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+        assert!(!log_in(&dirs.all[0]).exists());
+    }
+}

@@ -39,7 +39,7 @@ fn one(cache: &mut Looked, args: &InspectArgs) -> Result<bool> {
         let region = cache.scanner.region(number, false);
         found.add(&region);
         let mut lines = String::new();
-        if args.regions && (region.header.is_some() || region.state == State::Unreadable) {
+        if args.regions && region.state != State::Free {
             lines.push_str(&line(&RegionLine::of(&region), args.json)?);
         }
         if args.entries {
@@ -51,9 +51,8 @@ fn one(cache: &mut Looked, args: &InspectArgs) -> Result<bool> {
             return Ok(false);
         }
     }
-    let streamed = args.regions || args.entries;
     let text = match args.json {
-        true => json(&found, !streamed)?,
+        true => json(&found, false)?,
         false => found.text(),
     };
     print(&text)

@@ -2,6 +2,7 @@
 
 mod format;
 mod inspect;
+mod progress;
 mod verify;
 
 use std::fs;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use forebay_engine::disk::geometry::Geometry;
 use forebay_engine::disk::layout::Superblock;
+use forebay_engine::limits::PAGE_BYTES;
 use forebay_nvme_uring::{OpenOptions, UringDevice, UringFile};
 
 use crate::args::{CacheCommand, NodeArgs};
@@ -98,6 +100,7 @@ impl Looked {
     /// Opens a cache for reading only; with a `purpose` it is held for that alone, or somebody has it.
     fn at(place: Place, purpose: Option<&str>) -> Result<Self> {
         let path = place.log_path();
+        check_length(&place, &path)?;
         let hold = purpose
             .map(|purpose| Hold::take(&place, purpose))
             .transpose()?;
@@ -116,7 +119,7 @@ impl Looked {
             .with_context(|| format!("cannot read {}", path.display()))?
             .map_err(|found| anyhow::anyhow!("{}: {found}", path.display()))?;
         let geometry = Geometry::fit(superblock.region_bytes, file.geometry().capacity_bytes);
-        let scanner = Scanner::new(device, superblock.log, geometry);
+        let scanner = Scanner::new(device, superblock.log, geometry, file.is_block_device());
         Ok(Self {
             place,
             superblock,
@@ -126,6 +129,24 @@ impl Looked {
             _hold: hold,
         })
     }
+}
+
+/// Refuses a file in which no cache can begin.
+fn check_length(place: &Place, path: &Path) -> Result<()> {
+    let Place::Directory(dir) = place else {
+        return Ok(());
+    };
+    let meta = fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+    if meta.is_file() && meta.len() < PAGE_BYTES as u64 {
+        bail!(
+            "{} is no Forebay cache, or was cut off: it has {} bytes, and a cache begins with {PAGE_BYTES}; `forebay cache \
+             format --force {}` makes an empty one, and so does a mount with --format (what was cached comes from S3 again)",
+            path.display(),
+            meta.len(),
+            dir.display()
+        );
+    }
+    Ok(())
 }
 
 /// Keeps others away.

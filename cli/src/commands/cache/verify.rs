@@ -1,14 +1,13 @@
 //! `forebay cache verify`: reads every page of every entry and checks it.
 
-use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use forebay_engine::disk::layout::EntryRecord;
 use forebay_engine::limits::{BLOCK_BYTES, PAGE_BYTES};
-use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+use super::progress::Progress;
 use super::{Looked, find};
 use crate::args::VerifyArgs;
 use crate::cache::scan::{Checked, Region, State};
@@ -17,8 +16,6 @@ use crate::units::{Bytes, show_duration};
 
 /// Bad entries that are named one by one; the others are only counted.
 const NAMED_MAX: usize = 1_000;
-/// Where there is no terminal, a line each so often.
-const LINE_EVERY: Duration = Duration::from_secs(10);
 
 /// Runs the command.
 ///
@@ -30,7 +27,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
         let mut cache = Looked::at(find(dir, &args.node)?, Some("cache verify"))?;
         let report = one(&mut cache);
         let text = match args.json {
-            true => json(&report, true)?,
+            true => json(&report, false)?,
             false => report.text(),
         };
         print(&text)?;
@@ -51,6 +48,7 @@ pub fn run(args: &VerifyArgs) -> Result<()> {
 /// What a check came to.
 #[derive(Debug, Default, Serialize)]
 struct Report {
+    kind: &'static str,
     path: String,
     regions: u64,
     entries: u64,
@@ -60,6 +58,10 @@ struct Report {
     wrong_pages: u64,
     unreadable_pages: u64,
     bad_entries: u64,
+    /// Regions whose header is damaged: what lay in them is lost.
+    damaged_regions: u64,
+    /// Regions that were being opened when the daemon or the machine stopped: nothing is lost with them.
+    unfinished_regions: u64,
     /// The first of them.
     bad: Vec<BadEntry>,
     /// Structures that are not as they should be.
@@ -103,12 +105,30 @@ impl Report {
         }
     }
 
+    /// Bytes of data that were read.
+    fn read_bytes(&self) -> u64 {
+        self.pages * PAGE_BYTES as u64
+    }
+
+    fn count(&mut self, region: &Region) {
+        match region.state {
+            State::Sealed | State::Open => self.regions += 1,
+            State::Damaged => self.damaged_regions += 1,
+            State::Unfinished => self.unfinished_regions += 1,
+            State::Free | State::Unreadable => {}
+        }
+        let number = region.number;
+        let named = region.troubles.iter();
+        let named = named.map(|trouble| format!("region {number}: {trouble}"));
+        self.troubles.extend(named);
+    }
+
     fn is_bad(&self) -> bool {
         self.bad_entries > 0 || !self.troubles.is_empty()
     }
 
     fn rate(&self) -> Bytes {
-        Bytes((self.entry_bytes as f64 / self.seconds.max(1e-9)) as u64)
+        Bytes((self.read_bytes() as f64 / self.seconds.max(1e-9)) as u64)
     }
 
     fn text(&self) -> String {
@@ -132,6 +152,12 @@ impl Report {
         for trouble in &self.troubles {
             text.push_str(&format!("{trouble}\n"));
         }
+        if self.unfinished_regions > 0 {
+            text.push_str(&format!(
+                "{} regions were being opened when the daemon or the machine stopped: nothing is lost with them\n",
+                self.unfinished_regions
+            ));
+        }
         let took = Duration::try_from_secs_f64(self.seconds).unwrap_or_default();
         text.push_str(&format!(
             "{}: {} entries with {} in {} regions, {} pages checked in {} ({}/s): {}\n",
@@ -145,8 +171,11 @@ impl Report {
             match self.is_bad() {
                 false => "all right".into(),
                 true => format!(
-                    "{} entries are bad, with {} wrong and {} unreadable pages",
-                    self.bad_entries, self.wrong_pages, self.unreadable_pages
+                    "{} entries are bad, with {} wrong and {} unreadable pages; {} structures are bad",
+                    self.bad_entries,
+                    self.wrong_pages,
+                    self.unreadable_pages,
+                    self.troubles.len()
                 ),
             }
         ));
@@ -157,76 +186,32 @@ impl Report {
 fn one(cache: &mut Looked) -> Report {
     let geometry = *cache.scanner.geometry();
     let mut report = Report {
+        kind: "cache",
         path: cache.place.log_path().display().to_string(),
         ..Report::default()
     };
     let start = Instant::now();
-    let mut progress = Progress::new(u64::from(geometry.regions));
+    let mut progress = Progress::start();
+    // First what there is to read, for an honest bar; it is little beside the data.
+    let mut total_pages = 0;
+    for number in 0..geometry.regions {
+        let region = cache.scanner.region(number, false);
+        let pages = region.entries.iter().map(|entry| u64::from(entry.pages()));
+        total_pages += pages.sum::<u64>();
+        progress.tables(u64::from(number) + 1, u64::from(geometry.regions));
+    }
+    progress.begin(total_pages * PAGE_BYTES as u64);
     for number in 0..geometry.regions {
         let region = cache.scanner.region(number, true);
-        report.regions += u64::from(matches!(region.state, State::Sealed | State::Open));
-        let named = region.troubles.iter();
-        let named = named.map(|trouble| format!("region {number}: {trouble}"));
-        report.troubles.extend(named);
+        report.count(&region);
         cache.scanner.check(&region, |entry, checked| {
-            report.add(&region, entry, checked)
+            report.add(&region, entry, checked);
+            progress.data(report.read_bytes(), report.bad_entries);
         });
         report.seconds = start.elapsed().as_secs_f64();
-        progress.show(u64::from(number) + 1, &report);
     }
     progress.end();
     report
-}
-
-/// A bar on a terminal, plain lines elsewhere; both on standard error.
-struct Progress {
-    bar: Option<ProgressBar>,
-    regions: u64,
-    told: Instant,
-}
-
-impl Progress {
-    fn new(regions: u64) -> Self {
-        let style = ProgressStyle::with_template("{bar:30} {percent:>3} % {msg} (still {eta})");
-        let bar = std::io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::new(regions);
-            if let Ok(style) = style {
-                bar.set_style(style.progress_chars("## "));
-            }
-            bar
-        });
-        Self {
-            bar,
-            regions,
-            told: Instant::now(),
-        }
-    }
-
-    fn show(&mut self, done: u64, report: &Report) {
-        let text = format!(
-            "{} checked, {}/s, {} bad entries",
-            Bytes(report.entry_bytes),
-            report.rate(),
-            report.bad_entries
-        );
-        match &self.bar {
-            Some(bar) => {
-                bar.set_message(text);
-                bar.set_position(done);
-            }
-            None if self.told.elapsed() >= LINE_EVERY => {
-                self.told = Instant::now();
-                eprintln!("region {done} of {}: {text}", self.regions);
-            }
-            None => {}
-        }
-    }
-
-    fn end(&self) {
-        if let Some(bar) = &self.bar {
-            bar.finish_and_clear();
-        }
-    }
 }
 
 #[cfg(test)]
@@ -278,7 +263,7 @@ mod tests {
         for part in [
             "object 00000000000000000000000000000abc from 8192 length 5000 (region 3 page 7): 1 wrong",
             "and 5 more entries",
-            "1005 entries are bad, with 1005 wrong and 0 unreadable pages",
+            "1005 entries are bad, with 1005 wrong and 0 unreadable pages; 0 structures are bad",
         ] {
             assert!(
                 text.contains(part),

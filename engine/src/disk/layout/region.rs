@@ -60,6 +60,12 @@ impl RegionHeader {
 
     /// The header in the first page of `page`, when it is one of `log`.
     pub fn decode(log: LogId, page: &[u8]) -> Option<Self> {
+        Self::fields(log, page).filter(|_| crc_holds(&page[..PAGE_BYTES]))
+    }
+
+    /// The same whether or not its crc holds: what a header says of which the device may have written only the first
+    /// sectors. For people; nothing may be read by it.
+    pub fn fields(log: LogId, page: &[u8]) -> Option<Self> {
         let page = page.get(..PAGE_BYTES)?;
         let mut reader = Reader::begin(page, MAGIC, log)?;
         let region = reader.u32()?;
@@ -75,7 +81,7 @@ impl RegionHeader {
         let zero = reader.u16()?;
         let tenant = reader.u32()?;
         reader.finish()?;
-        let whole = generation != 0 && core < cores && zero == 0 && crc_holds(page);
+        let whole = generation != 0 && core < cores && zero == 0;
         whole.then_some(Self {
             region,
             generation,
@@ -85,6 +91,13 @@ impl RegionHeader {
             cores,
             tenant,
         })
+    }
+
+    /// Whether a page is a whole header of another log: of a cache that was there before.
+    pub fn is_of_another(log: LogId, page: &[u8]) -> bool {
+        let mut head = Reader::over(page);
+        let id = head.bytes(16).and_then(|_| head.u128()).map(LogId);
+        id.is_some_and(|id| id != log && Self::decode(id, page).is_some())
     }
 
     /// What the region's first batch header carries as its `chain`.
