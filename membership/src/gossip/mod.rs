@@ -1,0 +1,306 @@
+//! A member of the group: joins, follows the others, leaves.
+
+mod census;
+mod watcher;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use chitchat::{ChitchatConfig, ChitchatHandle, ChitchatId, FailureDetectorConfig, spawn_chitchat};
+use forebay_engine::placement::PeerId;
+use parking_lot::Mutex;
+use tokio::net::UdpSocket;
+use tokio::task::JoinHandle;
+
+use crate::identity::{hex, peer_id};
+use crate::local::{self, Network};
+use crate::record::{Listed, Record};
+use crate::seal::{DropCounts, Sealer, is_loopback, unix_ms};
+use crate::secret::Secret;
+use crate::seeds::{Seed, SeedStatus, Seeds};
+use crate::socket::SealedTransport;
+use crate::views::Views;
+use watcher::Watcher;
+
+/// Each member exchanges news with three others so often.
+const GOSSIP_INTERVAL: Duration = Duration::from_millis(500);
+/// A life that ended is remembered for so long, so that hearsay does not revive it.
+const DEAD_REMEMBERED: Duration = Duration::from_secs(600);
+/// At most so many are told of a farewell by the leaver itself.
+const FAREWELLS_MAX: usize = 32;
+/// Time for a farewell to be asked for and delivered, twice.
+const FAREWELL_PAUSE: Duration = Duration::from_millis(200);
+
+/// chitchat's keys: a member's record, and its farewell.
+const KEY_RECORD: &str = "member";
+const KEY_LEFT: &str = "left";
+
+/// How a member joins.
+#[derive(Clone, Debug)]
+pub struct GroupConfig {
+    /// The group's name.
+    pub group: String,
+    /// Proves membership; without it only loopback is trusted.
+    pub secret: Option<Secret>,
+    /// What the others are told. Its addresses are those of data (TCP).
+    pub record: Record,
+    /// Where to look for members.
+    pub seeds: Vec<Seed>,
+    /// Port of seeds that name none.
+    pub port_default: u16,
+    /// `--group-ip`: chooses among the addresses of a Slurm node.
+    pub networks: Vec<Network>,
+}
+
+/// A membership, until [`Group::leave`]. Dropping it stops the gossip without a farewell.
+pub struct Group {
+    id: PeerId,
+    config: GroupConfig,
+    handle: Arc<ChitchatHandle>,
+    views: Views,
+    census: Arc<Mutex<Vec<MemberStatus>>>,
+    seeds: Arc<Seeds>,
+    drops: Arc<DropCounts>,
+    watcher: JoinHandle<()>,
+}
+
+/// A member, as this one sees it.
+#[derive(Clone, Debug)]
+pub struct MemberStatus {
+    /// Who, and what it told.
+    pub listed: Listed,
+    /// Time since it was heard of last; zero for this member.
+    pub silence: Duration,
+}
+
+/// What a member knows of its group.
+#[derive(Clone, Debug)]
+pub struct GroupStatus {
+    /// This member.
+    pub id: PeerId,
+    /// The group's name.
+    pub group: String,
+    /// Whether there is a secret.
+    pub has_secret: bool,
+    /// The serving members, this one included, sorted by id.
+    pub members: Vec<MemberStatus>,
+    /// Where members were looked for.
+    pub seeds: Vec<SeedStatus>,
+    /// Datagrams dropped, by reason.
+    pub dropped: Vec<(&'static str, u64)>,
+}
+
+impl Group {
+    /// Joins through a bound socket, whose port the others will send to. Returns at once; [`Group::ready`] waits for
+    /// the first view. Needs a Tokio runtime, which its tasks run on.
+    ///
+    /// # Errors
+    /// When the record cannot be published: no address, or one that others would not be let in from.
+    pub async fn join(
+        config: GroupConfig,
+        socket: std::net::UdpSocket,
+        views: Views,
+    ) -> Result<Self> {
+        check(&config)?;
+        socket
+            .set_nonblocking(true)
+            .context("cannot prepare the gossip socket")?;
+        let socket = UdpSocket::from_std(socket).context("cannot prepare the gossip socket")?;
+        let bound = socket
+            .local_addr()
+            .context("the gossip socket has no address")?;
+        let first = config.record.addresses[0];
+        let id = peer_id(&config.group, &config.record.node);
+        let own = own_addresses(&config.record, bound);
+        let drops = Arc::new(DropCounts::default());
+        let sealer = Sealer::new(&config.group, config.secret.as_ref());
+        let transport = SealedTransport::new(socket, sealer, drops.clone());
+        let life = ChitchatId::new(
+            hex(id.0),
+            unix_ms(),
+            SocketAddr::new(first.ip(), bound.port()),
+        );
+        let record = serde_json::to_string(&config.record).context("cannot encode the record")?;
+        let keys = vec![(KEY_RECORD.to_owned(), record)];
+        let gossip = gossip_config(&config.group, &life, bound);
+        let handle = spawn_chitchat(gossip, keys, &transport)
+            .await
+            .context("cannot start gossip")?;
+        let handle = Arc::new(handle);
+        let seeds = Arc::new(Seeds::follow(
+            config.seeds.clone(),
+            config.port_default,
+            config.networks.clone(),
+        ));
+        let census = Arc::new(Mutex::new(Vec::new()));
+        let watcher = Watcher::new(
+            config.group.clone(),
+            handle.clone(),
+            own,
+            seeds.clone(),
+            views.clone(),
+            census.clone(),
+        );
+        tracing::info!(
+            group = config.group,
+            node = config.record.node,
+            id = hex(id.0),
+            "gossip on {bound}"
+        );
+        Ok(Self {
+            id,
+            config,
+            handle,
+            views,
+            census,
+            seeds,
+            drops,
+            watcher: tokio::spawn(watcher.run()),
+        })
+    }
+
+    /// This member.
+    pub fn id(&self) -> PeerId {
+        self.id
+    }
+
+    /// Where its views are published.
+    pub fn views(&self) -> &Views {
+        &self.views
+    }
+
+    /// Waits until there is a view: others were found, or looked for long enough (3 s).
+    pub async fn ready(&self) {
+        let mut newest = self.views.watch();
+        // An error would mean that the sender is gone, and `self.views` holds it.
+        let _ = newest.wait_for(Option::is_some).await;
+    }
+
+    /// What is known now.
+    pub fn status(&self) -> GroupStatus {
+        GroupStatus {
+            id: self.id,
+            group: self.config.group.clone(),
+            has_secret: self.config.secret.is_some(),
+            members: self.census.lock().clone(),
+            seeds: self.seeds.status(),
+            dropped: self.drops.read().into(),
+        }
+    }
+
+    /// Tells the others another weight.
+    ///
+    /// # Errors
+    /// When the record cannot be encoded.
+    pub async fn set_weight(&self, weight: u32) -> Result<()> {
+        let record = Record {
+            weight,
+            ..self.config.record.clone()
+        };
+        let record = serde_json::to_string(&record).context("cannot encode the record")?;
+        let set =
+            |chitchat: &mut chitchat::Chitchat| chitchat.self_node_state().set(KEY_RECORD, &record);
+        self.handle.with_chitchat(set).await;
+        Ok(())
+    }
+
+    /// Says farewell, so that the others need not wait for the silence, and stops. Takes half a second.
+    pub async fn leave(&self) {
+        self.watcher.abort();
+        let others = self
+            .handle
+            .with_chitchat(|chitchat| {
+                chitchat.self_node_state().set(KEY_LEFT, "yes");
+                // A member that just joined takes nobody for alive yet, but has been told of them.
+                let own = chitchat.self_chitchat_id();
+                let live = chitchat.live_nodes();
+                let all = live.chain(chitchat.node_states().keys());
+                let mut others = Vec::new();
+                for life in all.filter(|life| *life != own) {
+                    if !others.contains(&life.gossip_advertise_addr) {
+                        others.push(life.gossip_advertise_addr);
+                    }
+                }
+                others.truncate(FAREWELLS_MAX);
+                others
+            })
+            .await;
+        for _ in 0..2 {
+            for address in &others {
+                let _ = self.handle.gossip(*address);
+            }
+            if !others.is_empty() {
+                tokio::time::sleep(FAREWELL_PAUSE).await;
+            }
+        }
+        let ended = self.handle.termination_watcher();
+        if self.handle.initiate_shutdown().is_ok() {
+            let _ = ended.await;
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        self.watcher.abort();
+        self.handle.abort();
+    }
+}
+
+fn check(config: &GroupConfig) -> Result<()> {
+    let addresses = &config.record.addresses;
+    if addresses.is_empty() || config.record.cores == 0 {
+        bail!("a member needs at least one address and one core");
+    }
+    let far = addresses.iter().find(|address| !is_loopback(address.ip()));
+    if let (None, Some(address)) = (&config.secret, far) {
+        bail!(
+            "a group without a secret cannot reach beyond this machine, and this member would publish {address}: \
+             give --group-secret-file (the same secret to every member), or --group-ip 127.0.0.1"
+        );
+    }
+    Ok(())
+}
+
+fn gossip_config(group: &str, life: &ChitchatId, bound: SocketAddr) -> ChitchatConfig {
+    ChitchatConfig {
+        chitchat_id: life.clone(),
+        cluster_id: group.to_owned(),
+        gossip_interval: GOSSIP_INTERVAL,
+        listen_addr: bound,
+        // Seeds change while we run; the watcher asks them.
+        seed_nodes: Vec::new(),
+        // It only decides whom chitchat talks to more often; who is in the view is the census's matter.
+        failure_detector_config: FailureDetectorConfig {
+            initial_interval: Duration::from_secs(1),
+            sampling_window_size: 100,
+            dead_node_grace_period: DEAD_REMEMBERED,
+            ..FailureDetectorConfig::default()
+        },
+        marked_for_deletion_grace_period: DEAD_REMEMBERED,
+        catchup_callback: None,
+        extra_liveness_predicate: None,
+    }
+}
+
+/// Addresses at which this member is its own seed.
+fn own_addresses(record: &Record, bound: SocketAddr) -> BTreeSet<SocketAddr> {
+    let mut ips: BTreeSet<IpAddr> = record.addresses.iter().map(SocketAddr::ip).collect();
+    match bound.ip().is_unspecified() {
+        true => ips.extend(
+            local::addresses()
+                .unwrap_or_default()
+                .into_iter()
+                .map(|local| local.address),
+        ),
+        false => {
+            ips.insert(bound.ip());
+        }
+    }
+    ips.into_iter()
+        .map(|ip| SocketAddr::new(ip, bound.port()))
+        .collect()
+}

@@ -1,0 +1,224 @@
+//! The task that turns gossip into views, and asks seeds.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chitchat::{ChitchatHandle, NodeState};
+use forebay_engine::placement::PeerId;
+use parking_lot::Mutex;
+use tokio::time::MissedTickBehavior;
+
+use super::census::{Census, Told};
+use super::{KEY_LEFT, KEY_RECORD, MemberStatus};
+use crate::identity::from_hex;
+use crate::record::Roster;
+use crate::seeds::Seeds;
+use crate::views::{GroupView, Views};
+
+/// How often members are counted.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
+/// The first view waits for others to be found, at most so long ...
+const FIRST_VIEW_MAX: Duration = Duration::from_secs(3);
+/// ... and until no more come for so long: each view that is used moves ownership.
+const FIRST_VIEW_QUIET: Duration = Duration::from_millis(500);
+/// Seeds are asked so often while nobody else is known,
+const LONELY_INTERVAL: Duration = Duration::from_millis(500);
+/// so many at a time,
+const LONELY_SEEDS: usize = 8;
+/// and one of them so often ever after: two halves of a group find each other again.
+const SEED_INTERVAL: Duration = Duration::from_secs(5);
+/// A namesake is complained of so often.
+const DOUBLE_INTERVAL: Duration = Duration::from_secs(60);
+
+pub struct Watcher {
+    handle: Arc<ChitchatHandle>,
+    own: BTreeSet<SocketAddr>,
+    seeds: Arc<Seeds>,
+    views: Views,
+    members: Arc<Mutex<Vec<MemberStatus>>>,
+    census: Census,
+    started: Instant,
+    /// Who serves, and since when just those do.
+    roster: Arc<Roster>,
+    changed: Instant,
+    published: bool,
+    seeds_asked: Option<Instant>,
+    next_seed: usize,
+    complained: Option<Instant>,
+}
+
+impl Watcher {
+    pub fn new(
+        group: String,
+        handle: Arc<ChitchatHandle>,
+        own: BTreeSet<SocketAddr>,
+        seeds: Arc<Seeds>,
+        views: Views,
+        members: Arc<Mutex<Vec<MemberStatus>>>,
+    ) -> Self {
+        let life = handle.chitchat_id();
+        let id = PeerId(from_hex(&life.node_id).unwrap_or_default());
+        let now = Instant::now();
+        Self {
+            census: Census::new(group, (id, life.generation_id)),
+            handle,
+            own,
+            seeds,
+            views,
+            members,
+            started: now,
+            roster: Arc::default(),
+            changed: now,
+            published: false,
+            seeds_asked: None,
+            next_seed: 0,
+            complained: None,
+        }
+    }
+
+    pub async fn run(mut self) {
+        let mut looks = tokio::time::interval(LOOK_INTERVAL);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            looks.tick().await;
+            self.look().await;
+        }
+    }
+
+    async fn look(&mut self) {
+        let now = Instant::now();
+        let told = self
+            .handle
+            .with_chitchat(|chitchat| {
+                chitchat
+                    .node_states()
+                    .values()
+                    .filter_map(told)
+                    .collect::<Vec<_>>()
+            })
+            .await;
+        let counted = self.census.take(now, &told);
+        if counted.double {
+            self.complain(now);
+        }
+        let listed = counted.members.iter().map(|member| member.listed.clone());
+        let roster = Roster::new(listed.collect());
+        *self.members.lock() = counted.members;
+        if *self.roster != roster {
+            tell_changes(&self.roster, &roster);
+            self.roster = Arc::new(roster);
+            self.changed = now;
+            self.publish_if(self.published).await;
+        }
+        if !self.published {
+            self.publish_if(self.is_settled(now)).await;
+        }
+        self.ask_seeds(now);
+    }
+
+    /// Whether it is time for the first view.
+    fn is_settled(&self, now: Instant) -> bool {
+        let others = self.roster.members().len() > 1;
+        let alone = self.seeds.all_known() && self.seeds.addresses().is_subset(&self.own);
+        alone
+            || now - self.started >= FIRST_VIEW_MAX
+            || (others && now - self.changed >= FIRST_VIEW_QUIET)
+    }
+
+    async fn publish_if(&mut self, due: bool) {
+        if !due {
+            return;
+        }
+        let roster = self.roster.clone();
+        match tokio::task::spawn_blocking(move || GroupView::new(roster)).await {
+            Ok(view) => {
+                tracing::info!(
+                    members = view.roster.members().len(),
+                    view = format!("{:016x}", view.placement.view().digest()),
+                    "the group's view"
+                );
+                self.views.publish(view);
+                self.published = true;
+            }
+            Err(error) => tracing::error!("cannot make the placement: {error}"),
+        }
+    }
+
+    fn ask_seeds(&mut self, now: Instant) {
+        let lonely = self.roster.members().len() < 2;
+        let (interval, count) = match lonely {
+            true => (LONELY_INTERVAL, LONELY_SEEDS),
+            false => (SEED_INTERVAL, 1),
+        };
+        if self.seeds_asked.is_some_and(|asked| now - asked < interval) {
+            return;
+        }
+        let addresses: Vec<SocketAddr> = self
+            .seeds
+            .addresses()
+            .difference(&self.own)
+            .copied()
+            .collect();
+        if addresses.is_empty() {
+            return;
+        }
+        self.seeds_asked = Some(now);
+        for _ in 0..count.min(addresses.len()) {
+            // Fails only when gossip has stopped.
+            let _ = self
+                .handle
+                .gossip(addresses[self.next_seed % addresses.len()]);
+            self.next_seed = self.next_seed.wrapping_add(1);
+        }
+    }
+
+    fn complain(&mut self, now: Instant) {
+        if self
+            .complained
+            .is_none_or(|last| now - last >= DOUBLE_INTERVAL)
+        {
+            self.complained = Some(now);
+            tracing::error!(
+                "another process with this member's node id has joined the group: give each member its own --node-id, \
+                 or end one of the two"
+            );
+        }
+    }
+}
+
+fn told(state: &NodeState) -> Option<Told> {
+    let life = state.chitchat_id();
+    Some(Told {
+        life: (PeerId(from_hex(&life.node_id)?), life.generation_id),
+        heartbeat: state.heartbeat().into(),
+        version: state.max_version(),
+        record: state.get(KEY_RECORD).map(str::to_owned),
+        left: state.get(KEY_LEFT).is_some(),
+    })
+}
+
+fn tell_changes(before: &Roster, after: &Roster) {
+    let has = |roster: &Roster, id: PeerId| roster.members().iter().any(|member| member.id == id);
+    for member in after
+        .members()
+        .iter()
+        .filter(|member| !has(before, member.id))
+    {
+        let record = &member.record;
+        tracing::info!(
+            node = record.node,
+            weight = record.weight,
+            "member at {}",
+            record.addresses[0]
+        );
+    }
+    for member in before
+        .members()
+        .iter()
+        .filter(|member| !has(after, member.id))
+    {
+        tracing::info!(node = member.record.node, "no longer a member");
+    }
+}
