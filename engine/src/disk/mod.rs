@@ -16,6 +16,7 @@
 //! | `reads` | reading and checking pages |
 //! | `policy` | which queue a block enters, which region goes, what of it stays |
 //! | `reclaim` | emptying the oldest region |
+//! | `discard` | giving regions back to the device |
 //! | `stuck` | dropping what cannot be had any more |
 //! | `recovery` | finding what earlier runs left |
 //! | `index` | where a block's extents are: at most 64 bytes an entry |
@@ -24,6 +25,7 @@
 //! | `health` | a device's fault account, and when it is retired |
 
 mod device;
+mod discard;
 mod flush;
 pub mod geometry;
 mod ghosts;

@@ -10,8 +10,7 @@ use std::time::Duration;
 use crc_fast::crc32_iscsi;
 
 use super::device::Log;
-use super::flush::Waits;
-use super::index::Extent;
+use super::index::{Extent, LOOK_AHEAD};
 use super::layout::{EntryRecord, Queue, decode_checksums, decode_entries};
 use super::log::Buffers;
 use super::ops::Op;
@@ -29,6 +28,8 @@ use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 const READS_MAX: usize = 4;
 /// After a reclaim that was in vain no other begins for this long.
 pub(super) const RECLAIM_PAUSE: Duration = Duration::from_secs(1);
+/// Entries that are decided on in one turn: a region may hold thousands, and readers wait meanwhile.
+const DECIDE_MAX: usize = 256;
 /// Free regions that reclaim sees to.
 pub(super) const FREE_MIN: usize = 2;
 
@@ -38,6 +39,8 @@ enum Step {
     Tables,
     /// It is on its way.
     ReadingTables,
+    /// Each entry is kept or evicted, some in each turn.
+    Deciding,
     /// Kept entries are read and staged.
     Moving,
 }
@@ -48,6 +51,9 @@ pub(super) struct Reclaim {
     pub region: u32,
     step: Step,
     checksums: Box<[u32]>,
+    /// Entries of the region, and how many of them are decided on.
+    records: Vec<EntryRecord>,
+    decided: usize,
     /// Entries that stay, with their lengths in bytes.
     keeps: Vec<(Extent, u32)>,
     /// Which kept entry is read next, and from which of its pages.
@@ -120,103 +126,14 @@ impl<D: BlockDevice> Log<D> {
             return started;
         };
         match reclaim.step {
-            Step::Tables => self.read_tables(tier, buffers) || started,
+            Step::Tables => self.read_tables(buffers) || started,
             Step::ReadingTables => started,
-            Step::Moving => self.move_kept(buffers) | self.finish_reclaim(now, tier) | started,
-        }
-    }
-
-    /// Free regions that still take room on the device are given back first.
-    fn give_back_free(&mut self) -> bool {
-        match self.regions.take_unpunched() {
-            Some(region) => {
-                self.discard_later(region);
+            Step::Deciding => {
+                self.decide_some(tier);
                 true
             }
-            None => false,
+            Step::Moving => self.move_kept(buffers) | self.finish_reclaim(now, tier) | started,
         }
-    }
-
-    fn discard_later(&mut self, region: u32) {
-        self.regions.set_state(region, State::Discarding);
-        // Other cores' entries in it are void from here on, not only when it is opened anew.
-        if let Some(entry) = self.regions.get_mut(region) {
-            entry.generation = entry.generation.wrapping_add(1).max(1);
-            self.shared.set_generation(region, entry.generation);
-        }
-        self.discarding += 1;
-        self.discards.push_back(region);
-    }
-
-    /// Voids the headers of regions that are to be given back: what a device gives for discarded
-    /// bytes may be anything, also the old header.
-    fn void_headers(&mut self, buffers: &mut impl Buffers) -> bool {
-        let mut some = false;
-        while let Some(region) = self.discards.front().copied() {
-            let Ok(mut lease) = buffers.lease(PAGE_BYTES) else {
-                return some;
-            };
-            self.discards.pop_front();
-            lease.bytes_mut().fill(0);
-            let bytes = buffers.freeze(lease);
-            let tag = self.ops.begin(Op::Void(region));
-            let offset_bytes = self.offset_bytes(region, 0);
-            self.submit(DeviceOp::Write {
-                tag,
-                offset_bytes,
-                bytes,
-            });
-            some = true;
-        }
-        some
-    }
-
-    /// A region's header is void, or could not be made so: then it is not given back either.
-    pub fn void_done(
-        &mut self,
-        now: Time,
-        region: u32,
-        result: Result<(), DeviceError>,
-        tier: &mut Tier,
-    ) {
-        match result {
-            Ok(()) => self.flush.request(Waits::Void(region)),
-            Err(_) => self.discard_done(now, region, result, tier),
-        }
-    }
-
-    pub fn discard(&mut self, region: u32) {
-        let tag = self.ops.begin(Op::Discard(region));
-        self.submit(DeviceOp::Discard {
-            tag,
-            offset_bytes: self.geometry.offset_bytes(region),
-            len_bytes: u64::from(self.geometry.region_bytes),
-        });
-    }
-
-    pub fn discard_done(
-        &mut self,
-        now: Time,
-        region: u32,
-        result: Result<(), DeviceError>,
-        tier: &mut Tier,
-    ) {
-        match result {
-            Ok(()) => {
-                self.discarding -= 1;
-                self.regions.discarded(region, true);
-            }
-            Err(error) => {
-                self.not_discarded(region);
-                self.fault(now, error, tier);
-            }
-        }
-    }
-
-    pub fn not_discarded(&mut self, region: u32) {
-        self.stats.write_errors += 1;
-        self.discarding -= 1;
-        self.regions.discarded(region, false);
     }
 
     fn start_reclaim(&mut self, now: Time, tier: &mut Tier) -> bool {
@@ -244,6 +161,8 @@ impl<D: BlockDevice> Log<D> {
             region,
             step: Step::Tables,
             checksums: Box::default(),
+            records: Vec::new(),
+            decided: 0,
             keeps: Vec::new(),
             next: (0, 0),
             reading: 0,
@@ -292,7 +211,7 @@ impl<D: BlockDevice> Log<D> {
             .or_else(|| self.regions.take_oldest(second))
     }
 
-    fn read_tables(&mut self, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
+    fn read_tables(&mut self, buffers: &mut impl Buffers) -> bool {
         let Some(region) = self.reclaim.as_ref().map(|reclaim| reclaim.region) else {
             return false;
         };
@@ -301,7 +220,7 @@ impl<D: BlockDevice> Log<D> {
         };
         if let Some(held) = &entry.held {
             let (records, checksums) = (held.records.clone(), held.checksums.clone());
-            self.decide(&records, checksums.into_boxed_slice(), tier);
+            self.decide(records, checksums.into_boxed_slice());
             return true;
         }
         let first = entry.entry_table_page;
@@ -344,11 +263,11 @@ impl<D: BlockDevice> Log<D> {
             .then(|| decode_entries(table, count, &self.geometry))
             .flatten();
         match records {
-            Some(records) => self.decide(&records, decode_checksums(checksums), tier),
+            Some(records) => self.decide(records, decode_checksums(checksums)),
             None => {
                 // Nobody can say any more what lies here: all of it is forgotten.
                 self.forget_region(region, tier);
-                self.decide(&[], Box::default(), tier);
+                self.decide(Vec::new(), Box::default());
             }
         }
         match result {
@@ -364,13 +283,30 @@ impl<D: BlockDevice> Log<D> {
         }
     }
 
-    /// Keeps or evicts each entry.
-    fn decide(&mut self, records: &[EntryRecord], checksums: Box<[u32]>, tier: &mut Tier) {
-        let Some(region) = self.reclaim.as_ref().map(|reclaim| reclaim.region) else {
+    /// What lies in the region is known.
+    fn decide(&mut self, records: Vec<EntryRecord>, checksums: Box<[u32]>) {
+        if let Some(reclaim) = &mut self.reclaim {
+            reclaim.step = Step::Deciding;
+            reclaim.records = records;
+            reclaim.checksums = checksums;
+        }
+    }
+
+    /// Keeps or evicts each of the next entries.
+    fn decide_some(&mut self, tier: &mut Tier) {
+        let Some(reclaim) = &mut self.reclaim else {
             return;
         };
+        let region = reclaim.region;
+        let records = std::mem::take(&mut reclaim.records);
+        let end = records.len().min(reclaim.decided + DECIDE_MAX);
+        let some = &records[reclaim.decided.min(end)..end];
+        for near in some.chunks(LOOK_AHEAD) {
+            tier.index
+                .look_ahead(near.iter().map(|record| record.block));
+        }
         let mut keeps = Vec::new();
-        for record in records {
+        for record in some {
             let place = super::index::Place::new(self.number, region, record.region_page as u16);
             let Some(extent) = tier.index.get(record.block, record.first_page, place) else {
                 continue;
@@ -385,9 +321,13 @@ impl<D: BlockDevice> Log<D> {
             tier.ghosts.remember(extent.block);
         }
         if let Some(reclaim) = &mut self.reclaim {
-            reclaim.step = Step::Moving;
-            reclaim.keeps = keeps;
-            reclaim.checksums = checksums;
+            reclaim.keeps.extend(keeps);
+            reclaim.decided = end;
+            if end < records.len() {
+                reclaim.records = records;
+            } else {
+                reclaim.step = Step::Moving;
+            }
         }
     }
 
@@ -549,30 +489,6 @@ impl<D: BlockDevice> Log<D> {
         };
         self.regions.set_state(region, state);
         self.regions.enqueue(region);
-    }
-
-    /// Emptied regions become free when nobody reads there any more: a read that hangs holds one region, and
-    /// no reclaim.
-    fn free_emptied(&mut self) -> bool {
-        let mut some = false;
-        let mut at = 0;
-        while let Some(region) = self.lingering.get(at).copied() {
-            if self
-                .regions
-                .get(region)
-                .is_some_and(|entry| entry.readers > 0)
-            {
-                at += 1;
-                continue;
-            }
-            some = true;
-            self.lingering.swap_remove(at);
-            self.regions.release(region, false);
-            if self.regions.take_partial(region) {
-                self.discard_later(region);
-            }
-        }
-        some
     }
 }
 

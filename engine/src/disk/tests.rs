@@ -2,6 +2,7 @@
 
 mod forget;
 mod hangs;
+mod steps;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
