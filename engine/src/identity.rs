@@ -107,6 +107,25 @@ impl ObjectVersion {
         }
     }
 
+    /// A version that only its id and length are known of: its bytes can be found, not fetched.
+    pub fn nameless(id: ObjectId, size_bytes: u64) -> Self {
+        Self {
+            id,
+            bucket: Arc::new(Bucket {
+                endpoint: String::new(),
+                name: String::new(),
+            }),
+            key: "".into(),
+            validator: Validator::Modified(0),
+            size_bytes,
+        }
+    }
+
+    /// Whether it can be fetched from its origin.
+    pub fn is_named(&self) -> bool {
+        !self.bucket.name.is_empty()
+    }
+
     /// The block that holds byte `offset`.
     pub fn block(&self, offset: u64) -> BlockId {
         BlockId {

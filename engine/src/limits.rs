@@ -40,6 +40,21 @@ pub const OBJECT_BYTES_MAX: u64 = (u32::MAX as u64) * BLOCK_BYTES as u64;
 pub const SLOTS: u32 = 65_536;
 /// Members of a slot that a placement ranks: its owner, and two who stand in.
 pub const RANKS: usize = 3;
+/// Views before the present one that a core remembers.
+pub const EARLIER_VIEWS_MAX: usize = 3;
+/// Owners in earlier views that are asked for a range before the origin is.
+pub const EARLIER_OWNERS_MAX: usize = 2;
+/// Names of object versions that peers told one core.
+pub const NAMES_PER_CORE_MAX: usize = 65_536;
+/// Requests to peers that one core knows of, queued or under way. Prefetches beyond it are dropped.
+pub const PULLS_PER_CORE_MAX: usize = 4_096;
+/// Of those under way, prefetches.
+pub const PREFETCH_PULLS_PER_CORE_MAX: usize = 64;
+/// What peers' requests wait for in memory, and what is lent to peers, each takes at most one part in this many of
+/// a core's arena.
+pub const SERVE_ARENA_SHARE: usize = 4;
+/// How often a range is asked for again at one peer that forgot a name.
+pub const NEED_NAME_MAX: u8 = 3;
 /// Serving members of one group.
 pub const MEMBERS_MAX: usize = 4_096;
 /// The longest question of a call to a peer: an object's description with a key of 1,024 bytes, a listing's prefix.

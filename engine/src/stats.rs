@@ -18,7 +18,7 @@ pub enum Reason {
     Retry,
     /// Of a block that had been evicted not long ago, or that a device held and could not give back.
     Evicted,
-    /// The owner changed (groups).
+    /// The member that owns the bytes, or owned them before, did not answer.
     RingMoved,
     /// A time to live had ended.
     Expired,
@@ -98,6 +98,10 @@ pub struct CoreStats {
     pub disk_hits: u64,
     /// Bytes of those.
     pub disk_hit_bytes: u64,
+    /// Reads that waited for another member and needed nothing from the origin by themselves.
+    pub group_hits: u64,
+    /// Bytes of those.
+    pub group_hit_bytes: u64,
     /// Reads that waited for the origin.
     pub misses: u64,
     /// Bytes of those.
@@ -120,6 +124,20 @@ pub struct CoreStats {
     pub retries: u64,
     /// Attempts that failed, of every kind but "not found" and cancellation.
     pub origin_errors: u64,
+    /// Requests for bytes sent to other members, attempts counted each.
+    pub pulls: u64,
+    /// Bytes that other members sent.
+    pub pulled_bytes: u64,
+    /// Requests to other members that were not answered.
+    pub peer_failures: u64,
+    /// Requests of other members answered with bytes.
+    pub serves: u64,
+    /// Bytes of those.
+    pub served_bytes: u64,
+    /// Requests of other members answered without: not cached, not the owner, name needed, busy.
+    pub serves_declined: u64,
+    /// Requests of other members that failed here.
+    pub serve_errors: u64,
     /// Origin bytes by reason.
     pub ledger: Ledger,
     /// Blocks evicted.
@@ -138,6 +156,8 @@ pub struct CoreStats {
     pub memory_in_flight_bytes: u64,
     /// Latency of reads answered from memory, nanoseconds.
     pub hit_latency_ns: Histogram<u64>,
+    /// Latency of reads that waited for another member, nanoseconds.
+    pub group_latency_ns: Histogram<u64>,
     /// Latency of reads answered from disk, nanoseconds.
     pub disk_latency_ns: Histogram<u64>,
     /// The disk tier.
@@ -160,6 +180,8 @@ impl Default for CoreStats {
             memory_hit_bytes: 0,
             disk_hits: 0,
             disk_hit_bytes: 0,
+            group_hits: 0,
+            group_hit_bytes: 0,
             misses: 0,
             miss_bytes: 0,
             joined: 0,
@@ -171,6 +193,13 @@ impl Default for CoreStats {
             lists: 0,
             retries: 0,
             origin_errors: 0,
+            pulls: 0,
+            pulled_bytes: 0,
+            peer_failures: 0,
+            serves: 0,
+            served_bytes: 0,
+            serves_declined: 0,
+            serve_errors: 0,
             ledger: Ledger::default(),
             evictions: 0,
             checksum_failures: 0,
@@ -181,6 +210,7 @@ impl Default for CoreStats {
             memory_in_flight_bytes: 0,
             hit_latency_ns: histogram(),
             disk_latency_ns: histogram(),
+            group_latency_ns: histogram(),
             disk: DiskStats::default(),
             miss_latency_ns: histogram(),
         }
@@ -196,6 +226,8 @@ impl CoreStats {
         self.memory_hit_bytes += other.memory_hit_bytes;
         self.disk_hits += other.disk_hits;
         self.disk_hit_bytes += other.disk_hit_bytes;
+        self.group_hits += other.group_hits;
+        self.group_hit_bytes += other.group_hit_bytes;
         self.misses += other.misses;
         self.miss_bytes += other.miss_bytes;
         self.joined += other.joined;
@@ -207,6 +239,13 @@ impl CoreStats {
         self.lists += other.lists;
         self.retries += other.retries;
         self.origin_errors += other.origin_errors;
+        self.pulls += other.pulls;
+        self.pulled_bytes += other.pulled_bytes;
+        self.peer_failures += other.peer_failures;
+        self.serves += other.serves;
+        self.served_bytes += other.served_bytes;
+        self.serves_declined += other.serves_declined;
+        self.serve_errors += other.serve_errors;
         for reason in Reason::ALL {
             self.ledger.book(reason, other.ledger.bytes(reason));
         }
@@ -219,6 +258,7 @@ impl CoreStats {
         self.memory_in_flight_bytes += other.memory_in_flight_bytes;
         let _ = self.hit_latency_ns.add(&other.hit_latency_ns);
         let _ = self.disk_latency_ns.add(&other.disk_latency_ns);
+        let _ = self.group_latency_ns.add(&other.group_latency_ns);
         self.disk.add(&other.disk);
         let _ = self.miss_latency_ns.add(&other.miss_latency_ns);
     }

@@ -15,7 +15,7 @@ use forebay_engine::core::{Core, CoreConfig, Parts};
 use forebay_engine::disk::{Disk, DiskConfig};
 use forebay_engine::errors::ReadError;
 use forebay_engine::limits::{DEVICE_READ_MS_MAX, DISK_WRITE_SHARE};
-use forebay_engine::ports::{Full, NoTransport, Origin, Solo};
+use forebay_engine::ports::{Full, NoTransport, Origin, PeerId, Solo};
 use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
@@ -371,6 +371,8 @@ where
             core,
             cores,
             io_timeout: config.io_timeout,
+            me: PeerId(0),
+            keep_copies: false,
         },
     ))
 }

@@ -125,7 +125,11 @@ impl<P: Platform> Core<P> {
         now: Time,
         mut read: Read<P::Reply>,
     ) -> Option<Read<P::Reply>> {
-        if read.route == Route::Memory || !self.parts.disk.is_present() || read.deadline <= now {
+        if read.route == Route::Memory
+            || read.reader.is_peer()
+            || !self.parts.disk.is_present()
+            || read.deadline <= now
+        {
             return Some(read);
         }
         let Some((block, pages)) = self.direct_pages(&read) else {
@@ -227,7 +231,7 @@ impl<P: Platform> Core<P> {
         let len = read.len_bytes as usize;
         let (tier, submitted) = (read.tier, read.submitted);
         match lease.bytes().get(start..start + len) {
-            Some(bytes) => read.answer.data(bytes),
+            Some(bytes) => read.reader.data(bytes),
             None => return self.refuse_unplaced(read),
         }
         self.count_answer(len as u64, tier, submitted);

@@ -21,7 +21,7 @@ use super::timers::Due;
 use super::{Core, Tagged, memory, retry};
 use crate::arena::{Denied, Lease, Share};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
-use crate::identity::ObjectVersion;
+use crate::identity::{ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, GET_ARENA_SHARE, GET_BYTES_MAX, GETS_PER_CORE_MAX,
     PREFETCH_GETS_PER_CORE_MAX, SUB_BLOCK_BYTES,
@@ -75,6 +75,7 @@ pub(super) struct Fill {
     parts: VecDeque<Part>,
     class: Class,
     deadline: Time,
+    for_peer: bool,
     /// Failed attempts since bytes last arrived.
     attempt: u32,
     state: State,
@@ -214,6 +215,7 @@ impl<P: Platform> Core<P> {
                 return leases;
             };
             let share = match fill.class {
+                Class::Demand if fill.for_peer => Share::Serve,
                 Class::Demand => Share::Demand,
                 Class::Prefetch | Class::WarmUp => Share::Prefetch,
             };
@@ -282,7 +284,10 @@ impl<P: Platform> Core<P> {
             self.index.block(part.block).seed,
         );
         let piece = Piece::new(seed, part.first_sub, frozen, self.turns);
-        let kept = self.to_keep(id, &piece);
+        let kept = match self.keeps(Slot::of_stripe(id.object, id.offset())) {
+            true => self.to_keep(id, &piece),
+            false => None,
+        };
         self.index
             .install(part.block, part.first_sub, part.subs, piece);
         self.index

@@ -12,6 +12,7 @@ use slab::Slab;
 
 use super::fill::FillKey;
 use super::load::LoadKey;
+use super::pull::PullKey;
 use super::read::ReadKey;
 use super::s3fifo::{Queues, Where};
 use crate::arena::Frozen;
@@ -88,6 +89,17 @@ impl Piece {
         }
     }
 
+    /// Bytes that a peer sent, with the checksums that it says they have: whoever reads them checks them.
+    pub fn unchecked(first_sub: usize, bytes: Frozen, checksums: Rc<[u32]>, turn: u32) -> Self {
+        debug_assert_eq!(checksums.len(), bytes.len().div_ceil(PAGE_BYTES));
+        Self {
+            bytes,
+            checksums,
+            first_page: (first_sub * SUB_BLOCK_BYTES / PAGE_BYTES) as u32,
+            checked_turn: Cell::new(turn.wrapping_sub(1)),
+        }
+    }
+
     /// Whether its pages were found right in this very turn.
     pub fn is_checked(&self, turn: u32) -> bool {
         self.checked_turn.get() == turn
@@ -141,6 +153,14 @@ pub(super) enum Promise {
     Fill(FillKey),
     /// A read from disk.
     Load(LoadKey),
+    /// A request to another member.
+    Pull(PullKey),
+}
+
+impl Promise {
+    pub fn is_pull(self) -> bool {
+        matches!(self, Promise::Pull(_))
+    }
 }
 
 /// A fill or a load that is to bring sub-blocks of a block.

@@ -4,7 +4,7 @@
 use super::Core;
 use super::index::{Block, Piece, mask_of_bytes};
 use crate::disk::Fill;
-use crate::identity::BlockId;
+use crate::identity::{BlockId, Slot};
 use crate::limits::{
     CHUNK_BYTES, DISK_HELD_SHARE, DISK_WRITE_SHARE, PAGE_BYTES, PAGES_PER_SUB_BLOCK,
 };
@@ -28,6 +28,11 @@ impl Block {
 }
 
 impl<P: Platform> Core<P> {
+    /// Whether this node's disks keep blocks of a slot: those that it owns, and all of them when it was told so.
+    pub(super) fn keeps(&self, slot: Slot) -> bool {
+        self.config.keep_copies || self.group.owns(slot)
+    }
+
     /// What the disk tier is to be given of a piece that has just arrived.
     pub(super) fn to_keep(&self, block: BlockId, piece: &Piece) -> Option<Fill> {
         (self.parts.disk.is_present() && !self.shutting_down).then(|| piece.fill(block))

@@ -17,6 +17,7 @@ use std::sync::Arc;
 
 use super::Core;
 use super::disk_events::Ticket;
+use super::group::Reach;
 use super::index::{BlockKey, Mask, Piece, Promise, mask};
 use super::plan::{Ask, Planned, next_piece, place};
 use crate::arena::{Denied, Lease, Share};
@@ -47,6 +48,9 @@ pub(super) struct Load {
     len_bytes: usize,
     class: Class,
     deadline: Time,
+    /// The farthest that anyone who waits for it may go.
+    reach: Reach,
+    for_peer: bool,
     running: bool,
     /// Counts as one of the prefetches under way, also when it has become urgent since.
     begun_as_prefetch: bool,
@@ -139,17 +143,17 @@ enum Start {
 }
 
 impl<P: Platform> Core<P> {
-    /// Makes loads of the sub-blocks `run`, which are on disk. Returns whether the origin had to be
-    /// asked for some of what is demanded.
-    pub(super) fn add_loads(&mut self, ask: &Ask<'_>, run: Range<u64>) -> bool {
-        let mut from_origin = false;
+    /// Makes loads of the sub-blocks `run`, which are on disk. What turns out not to be has to come from
+    /// afar.
+    pub(super) fn add_loads(&mut self, ask: &Ask<'_>, run: Range<u64>) -> Planned {
+        let mut planned = Planned::default();
         let mut sub = run.start;
         while sub < run.end {
             let asked = sub * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
             let class = if asked { ask.class } else { Class::Prefetch };
             if class != Class::Demand && self.loads.len() >= FILLS_PER_CORE_MAX {
                 self.stats.prefetch_dropped += 1;
-                return from_origin;
+                return planned;
             }
             let (id, _) = place(ask.object, sub);
             let first_sub = (sub % SUB_BLOCKS_PER_BLOCK as u64) as usize;
@@ -169,18 +173,22 @@ impl<P: Platform> Core<P> {
                     len_bytes,
                     class,
                     deadline: ask.deadline,
+                    reach: ask.reach,
+                    for_peer: ask.for_peer,
                     running: false,
                     begun_as_prefetch: false,
                 };
                 let key = self.promise_load(load);
                 self.loads.enqueue(key, class);
-            } else {
-                self.add_fills(ask, sub..sub + subs as u64);
-                from_origin |= asked;
+            } else if ask.reach != Reach::Here {
+                let from = self.bring_from_afar(ask, sub..sub + subs as u64);
+                if asked {
+                    planned |= from;
+                }
             }
             sub += subs as u64;
         }
-        from_origin
+        planned
     }
 
     fn promise_load(&mut self, load: Load) -> LoadKey {
@@ -200,12 +208,13 @@ impl<P: Platform> Core<P> {
     }
 
     /// Someone else needs what a load brings.
-    pub(super) fn join_load(&mut self, key: LoadKey, class: Class, deadline: Time) {
+    pub(super) fn join_load(&mut self, key: LoadKey, ask: &Ask<'_>) {
         let Some(load) = self.loads.get(key) else {
             return;
         };
-        load.deadline = load.deadline.max(deadline);
-        if class == Class::Demand && load.class != Class::Demand {
+        load.deadline = load.deadline.max(ask.deadline);
+        load.reach = load.reach.max(ask.reach);
+        if ask.class == Class::Demand && load.class != Class::Demand {
             load.class = Class::Demand;
             if !load.running {
                 self.loads.demand.push_back(key);
@@ -245,6 +254,7 @@ impl<P: Platform> Core<P> {
             return Start::Stale;
         }
         let share = match load.class {
+            Class::Demand if load.for_peer => Share::Serve,
             Class::Demand => Share::Demand,
             Class::Prefetch | Class::WarmUp => Share::Prefetch,
         };
@@ -343,6 +353,11 @@ impl<P: Platform> Core<P> {
         self.index
             .unpromise(load.block, Promise::Load(key), load.mask());
         let bytes = load.bytes();
+        if load.reach == Reach::Here {
+            // Whoever waits looks again, and finds that it is not here.
+            self.wake_readers(self.now, load.block, load.mask());
+            return self.index.forget_if_idle(load.block);
+        }
         let planned = self.plan(&Ask {
             object: &load.object,
             want_end: bytes.end,
@@ -350,6 +365,8 @@ impl<P: Platform> Core<P> {
             class: load.class,
             deadline: load.deadline,
             lost: why.map(super::disk_events::reason),
+            reach: load.reach,
+            for_peer: load.for_peer,
         });
         self.count_from(load.block, load.mask(), planned);
         self.index.forget_if_idle(load.block);
@@ -357,11 +374,12 @@ impl<P: Platform> Core<P> {
 
     /// Notes for the readers that wait for these sub-blocks whether the origin had to be asked.
     fn count_from(&mut self, block: BlockKey, of: Mask, planned: Planned) {
-        if planned.from_origin {
-            for waiter in &self.index.block(block).waiters {
-                if waiter.needs & of != 0 {
-                    Self::note_origin(&mut self.reads, waiter.read);
-                }
+        let Some(tier) = planned.tier() else {
+            return;
+        };
+        for waiter in &self.index.block(block).waiters {
+            if waiter.needs & of != 0 {
+                Self::note_tier(&mut self.reads, waiter.read, tier);
             }
         }
     }

@@ -3,9 +3,13 @@
 //! | file | role |
 //! |---|---|
 //! | `read` | a read's life, from the ring to its answer |
+//! | `reader` | whom reads are for, and those that wait for room |
 //! | `ahead` | checking pages ahead of a sequential reader, in idle turns |
 //! | `direct` | small reads answered straight from disk |
 //! | `plan` | where each missing sub-block comes from |
+//! | `group` | whose a stripe is, and who is asked for what is missing |
+//! | `pull` | a pull's life: missing sub-blocks on their way from another member |
+//! | `serve` | peers' requests |
 //! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
 //! | `load` | a load's life: missing sub-blocks on their way from the disk tier |
 //! | `keep` | handing what arrived to the disk tier |
@@ -21,6 +25,7 @@ mod ahead;
 mod direct;
 mod disk_events;
 mod fill;
+mod group;
 mod index;
 mod keep;
 mod load;
@@ -28,9 +33,12 @@ mod log_gate;
 mod memory;
 mod metadata;
 mod plan;
+mod pull;
 mod read;
+mod reader;
 mod retry;
 mod s3fifo;
+mod serve;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -42,12 +50,16 @@ use std::time::Duration;
 use ahead::Ahead;
 use direct::Directs;
 use fill::{FillKey, Fills};
+use group::{Group, Reach};
 use index::{Index, StableMap};
 use load::Loads;
 use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
 use plan::Ask;
-use read::{Read, ReadKey};
+use pull::{PullKey, Pulls};
+use read::Read;
+use reader::Lanes;
+use serve::Serving;
 use timers::{Due, Timers};
 
 use crate::arena::{Arena, Share};
@@ -57,7 +69,9 @@ use crate::limits::{
     ATTEMPTS_PER_DEADLINE, DISK_ARENA_SHARE, METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET,
     READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
 };
-use crate::ports::{Class, Clock, Origin, OriginEvent, OriginTag, Platform, Time};
+use crate::ports::{
+    Class, Clock, Membership, Origin, OriginEvent, OriginTag, PeerId, Platform, Time,
+};
 use crate::ring::CoreRing;
 use crate::stats::CoreStats;
 
@@ -66,11 +80,11 @@ use crate::stats::CoreStats;
 pub struct Parts<P: Platform> {
     /// Its disk tier.
     pub disk: Disk<P::Device>,
-    /// Its connections. Held for the cache group; not polled yet.
+    /// Its connections to peers.
     pub transport: P::Transport,
     /// Its way to object storage.
     pub origin: P::Origin,
-    /// Its view of the group. Held for the cache group; not polled yet.
+    /// Its view of the group.
     pub membership: P::Membership,
     /// The process's clock.
     pub clock: P::Clock,
@@ -91,6 +105,10 @@ pub struct CoreConfig {
     pub cores: usize,
     /// `--io-timeout`: every request's span from asking to its deadline.
     pub io_timeout: Duration,
+    /// This node in its group. Of no meaning on a node of its own.
+    pub me: PeerId,
+    /// `--keep-copies`: disks keep what other members own, too.
+    pub keep_copies: bool,
 }
 
 /// How a turn ended.
@@ -125,6 +143,8 @@ impl Default for Budget {
 enum Tagged {
     Fill(FillKey),
     Lookup(LookupKey),
+    Pull(PullKey),
+    Describe(PullKey),
 }
 
 /// One core. Not `Send`: it is made on the thread that turns it.
@@ -134,12 +154,12 @@ pub struct Core<P: Platform> {
     config: CoreConfig,
     index: Index,
     reads: slab::Slab<Read<P::Reply>>,
-    /// Bytes that the parked reads need in memory, of those that fetch.
-    admitted_bytes: usize,
-    /// Parked reads for whose bytes there is no room yet, in the order of their coming.
-    waiting_room: VecDeque<ReadKey>,
+    lanes: Lanes,
     fills: Fills,
     loads: Loads,
+    pulls: Pulls,
+    serving: Serving,
+    group: Group,
     directs: Directs,
     /// Reads and prefetches that came while the disk tier recovers.
     held: VecDeque<Request<P::Reply>>,
@@ -157,6 +177,9 @@ pub struct Core<P: Platform> {
     fill_log: LogGate,
     lookup_log: LogGate,
     checksum_log: LogGate,
+    peer_log: LogGate,
+    /// When the present turn began.
+    now: Time,
     /// Where a read that lies in several pieces is put together.
     bounce: Vec<u8>,
     get_bytes_max: usize,
@@ -169,7 +192,7 @@ pub struct Core<P: Platform> {
 impl<P: Platform> Core<P> {
     /// A core with an empty cache.
     pub fn new(mut parts: Parts<P>, config: CoreConfig) -> Self {
-        let arena_bytes = parts.arena.capacity_bytes();
+        let (arena_bytes, me) = (parts.arena.capacity_bytes(), config.me);
         let mut directs = Directs::default();
         if parts.disk.is_present() {
             let room = arena_bytes / DISK_ARENA_SHARE;
@@ -181,10 +204,12 @@ impl<P: Platform> Core<P> {
             config,
             index: Index::new(arena_bytes),
             reads: slab::Slab::new(),
-            admitted_bytes: 0,
-            waiting_room: VecDeque::new(),
+            lanes: Lanes::default(),
             fills: Fills::default(),
             loads: Loads::default(),
+            pulls: Pulls::default(),
+            serving: Serving::default(),
+            group: Group::new(me),
             directs,
             held: VecDeque::new(),
             hold_until: None,
@@ -198,6 +223,8 @@ impl<P: Platform> Core<P> {
             fill_log: LogGate::default(),
             lookup_log: LogGate::default(),
             checksum_log: LogGate::default(),
+            peer_log: LogGate::default(),
+            now: Time::default(),
             bounce: Vec::with_capacity(READ_BYTES_MAX),
             get_bytes_max: fill::get_bytes_max(arena_bytes),
             last_id: 0,
@@ -214,17 +241,25 @@ impl<P: Platform> Core<P> {
     pub fn turn(&mut self, budget: Budget) -> Turn {
         let now = self.parts.clock.now();
         self.turns = self.turns.wrapping_add(1);
+        self.now = now;
+        self.adopt_view();
         let mut progressed = self.take_completions(now, budget.completions);
+        progressed |= self.take_peers(now, budget.completions);
         progressed |= self.take_requests(now, budget.requests);
         progressed |= self.fire_timers(now);
         self.admit_reads(now);
         self.start_lookups(now);
         self.start_fills(now);
+        if progressed {
+            self.wake_pulls();
+        }
+        self.start_pulls(now);
         let (disk_progressed, disk_wake_at) = self.turn_disk(now, budget.completions);
         progressed |= disk_progressed;
+        self.flush_answers();
         self.parts.arena.reclaim();
         // A fill that was given up just now may have been the last that readers waited behind.
-        progressed |= self.admitted_bytes == 0 && !self.waiting_room.is_empty();
+        progressed |= self.lanes.may_admit();
         if !progressed && self.ahead.has_work() {
             self.check_ahead();
             progressed = true;
@@ -257,6 +292,8 @@ impl<P: Platform> Core<P> {
             && self.held.is_empty()
             && self.fills.len() == 0
             && self.loads.len() == 0
+            && self.pulls.len() == 0
+            && self.serving.is_quiet()
             && self.parts.disk.is_quiet()
             && self.lookups.len() == 0
             && self.tags.is_empty()
@@ -370,6 +407,16 @@ impl<P: Platform> Core<P> {
         budget > 0
     }
 
+    /// Takes over a new view, if there is one.
+    fn adopt_view(&mut self) {
+        if let Some(placement) = self.parts.membership.poll() {
+            self.parts
+                .arena
+                .reserve(Share::Serve, self.parts.arena.capacity_bytes() / 8);
+            self.group.adopt(placement);
+        }
+    }
+
     fn accept_prefetch(&mut self, now: Time, request: PrefetchRequest) {
         let PrefetchRequest {
             object,
@@ -389,6 +436,8 @@ impl<P: Platform> Core<P> {
                 class: Class::Prefetch,
                 deadline,
                 lost: None,
+                reach: Reach::READER,
+                for_peer: false,
             });
         }
     }
@@ -401,6 +450,7 @@ impl<P: Platform> Core<P> {
                 Due::Read(key) => self.time_out_read(key),
                 Due::Fill(key) => self.fill_due(key),
                 Due::Lookup(key) => self.lookup_due(now, key),
+                Due::Pull(key) => self.pull_due(key),
             }
         }
         fired
@@ -412,6 +462,7 @@ impl<P: Platform> Core<P> {
         self.refuse_all_lookups();
         self.cancel_fills();
         self.cancel_loads();
+        self.cancel_pulls();
         self.parts.disk.settle();
     }
 }

@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Core;
+use super::group::Reach;
 use super::index::{Mask, Promise, mask};
-use crate::identity::{BlockId, ObjectVersion};
+use super::read::Tier;
+use crate::identity::{BlockId, ObjectVersion, Slot};
 use crate::limits::{
     CHUNK_BYTES, STRIPE_BYTES, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK, SUB_BLOCKS_PER_CHUNK,
 };
@@ -26,6 +28,10 @@ pub(super) struct Ask<'a> {
     /// Set when the disk tier had the bytes and could not give them back: they come from the origin,
     /// and are booked so.
     pub lost: Option<Reason>,
+    /// How far it may go for what is not here.
+    pub reach: Reach,
+    /// Its buffers are for a peer's request.
+    pub for_peer: bool,
 }
 
 /// How a range is brought.
@@ -33,13 +39,27 @@ pub(super) struct Ask<'a> {
 pub(super) struct Planned {
     /// Some of it was on its way from the origin already.
     pub joined: bool,
+    /// Some of it comes from another member.
+    pub from_peer: bool,
     /// Some of it comes from the origin.
     pub from_origin: bool,
+}
+
+impl Planned {
+    /// The farthest place that is waited for; none: nothing beyond the disk.
+    pub fn tier(&self) -> Option<Tier> {
+        match (self.from_origin, self.from_peer) {
+            (true, _) => Some(Tier::Origin),
+            (false, true) => Some(Tier::Group),
+            (false, false) => None,
+        }
+    }
 }
 
 impl std::ops::BitOrAssign for Planned {
     fn bitor_assign(&mut self, other: Self) {
         self.joined |= other.joined;
+        self.from_peer |= other.from_peer;
         self.from_origin |= other.from_origin;
     }
 }
@@ -50,7 +70,8 @@ enum Source {
     Memory,
     Promised,
     Disk,
-    Origin,
+    /// Another member, or the origin.
+    Afar,
 }
 
 /// Where the sub-blocks of one block are.
@@ -67,7 +88,7 @@ impl View {
             () if self.promised & bit != 0 => Source::Promised,
             () if self.present & bit != 0 => Source::Memory,
             () if self.on_disk & bit != 0 => Source::Disk,
-            () => Source::Origin,
+            () => Source::Afar,
         }
     }
 }
@@ -109,7 +130,10 @@ impl<P: Platform> Core<P> {
             end.div_ceil(sub_bytes)
         };
         let demand_end = clip(ask.demand.end);
-        let want_end = clip(ask.want_end.max(ask.demand.end));
+        let want_end = match ask.reach {
+            Reach::Here => demand_end,
+            Reach::Group { .. } => clip(ask.want_end.max(ask.demand.end)),
+        };
         let mut planned = Planned::default();
         let mut run: Option<(u64, Source)> = None;
         let mut sub = start / sub_bytes;
@@ -129,7 +153,7 @@ impl<P: Platform> Core<P> {
                 planned |= self.bring(ask, first..sub, from);
                 run = None;
             }
-            if run.is_none() && matches!(source, Source::Disk | Source::Origin) {
+            if run.is_none() && matches!(source, Source::Disk | Source::Afar) {
                 run = Some((sub, source));
             }
             sub += 1;
@@ -155,7 +179,8 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    fn on_disk(&self, id: BlockId, block_bytes: usize) -> Mask {
+    /// The sub-blocks of a block that are on disk.
+    pub(super) fn on_disk(&self, id: BlockId, block_bytes: usize) -> Mask {
         match self.parts.disk.is_present() {
             true => self.parts.disk.present(id, block_bytes as u32),
             false => 0,
@@ -173,14 +198,22 @@ impl<P: Platform> Core<P> {
         match promise {
             Some(Promise::Fill(key)) => {
                 let joined = self.join_fill(key, ask.class, ask.deadline);
-                let from_origin = joined;
                 Planned {
                     joined,
-                    from_origin,
+                    from_origin: joined,
+                    ..Planned::default()
+                }
+            }
+            Some(Promise::Pull(key)) => {
+                self.join_pull(key, ask.class, ask.deadline);
+                Planned {
+                    joined: true,
+                    from_peer: true,
+                    from_origin: false,
                 }
             }
             Some(Promise::Load(key)) => {
-                self.join_load(key, ask.class, ask.deadline);
+                self.join_load(key, ask);
                 Planned::default()
             }
             None => Planned::default(),
@@ -190,16 +223,35 @@ impl<P: Platform> Core<P> {
     /// Sets the missing sub-blocks `run` on their way.
     fn bring(&mut self, ask: &Ask<'_>, run: Range<u64>, from: Source) -> Planned {
         let asked = run.start * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
-        let from_origin = match from {
+        let planned = match from {
             Source::Disk => self.add_loads(ask, run),
-            _ => {
-                self.add_fills(ask, run);
-                true
-            }
+            _ => self.bring_from_afar(ask, run),
         };
+        match asked {
+            true => planned,
+            false => Planned::default(),
+        }
+    }
+
+    /// Sets sub-blocks that are not on this node on their way: from a member that may have them, else from
+    /// the origin.
+    pub(super) fn bring_from_afar(&mut self, ask: &Ask<'_>, run: Range<u64>) -> Planned {
+        let Reach::Group { forwarded } = ask.reach else {
+            debug_assert!(false, "who may not go farther asks only for what is here");
+            return Planned::default();
+        };
+        let slot = Slot::of_stripe(ask.object.id, run.start * SUB_BLOCK_BYTES as u64);
+        let now = self.now;
+        let route = self.group.route(now, slot, forwarded);
+        let from_peer = route.step().is_some();
+        match from_peer {
+            true => self.add_pulls(ask, run, route),
+            false => self.add_fills(ask, run),
+        }
         Planned {
             joined: false,
-            from_origin: from_origin && asked,
+            from_peer,
+            from_origin: !from_peer,
         }
     }
 

@@ -15,17 +15,20 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Core;
+use super::group::Reach;
 use super::index::{BlockKey, Mask, Waiter, mask_of_bytes};
 use super::plan::{Ask, Planned};
+use super::reader::Reader;
+use super::serve::PeerReader;
 use super::timers::Due;
 use crate::client::{Answer, ReadRequest};
 use crate::errors::ReadError;
 use crate::identity::{BlockId, ObjectVersion};
 use crate::limits::{
-    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, OBJECT_BYTES_MAX, READ_BYTES_MAX, STRIPE_BYTES,
-    SUB_BLOCK_BYTES,
+    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, OBJECT_BYTES_MAX, READ_BYTES_MAX, SERVE_ARENA_SHARE,
+    STRIPE_BYTES, SUB_BLOCK_BYTES,
 };
-use crate::ports::{Class, Clock, Platform, Time};
+use crate::ports::{Class, Clock, PeerFetch, Platform, Time};
 use crate::stats::Reason;
 
 /// Names a parked read; never reused.
@@ -50,6 +53,8 @@ pub(super) enum Route {
 pub(super) enum Tier {
     Memory,
     Disk,
+    /// Another member.
+    Group,
     Origin,
 }
 
@@ -73,7 +78,9 @@ pub(super) struct Read<R> {
     /// Counted in `Core::admitted_bytes` while it is parked.
     admitted: bool,
     checksum_retries: u8,
-    pub answer: Answer<R>,
+    pub class: Class,
+    pub reach: Reach,
+    pub reader: Reader<R>,
 }
 
 /// The part of a read that lies in one block.
@@ -84,6 +91,61 @@ struct Span {
 }
 
 impl<R> Read<R> {
+    /// A read of this node's that nothing was done for yet.
+    pub fn new(id: u64, request: ReadRequest<R>) -> Self {
+        let bytes = request.offset..request.offset + u64::from(request.len_bytes);
+        let reader = Reader::Front(request.answer);
+        Self {
+            want_bytes: request.want_bytes,
+            submitted: request.submitted,
+            ..Self::bare(id, request.object, bytes, request.deadline, reader)
+        }
+    }
+
+    /// A peer's.
+    pub fn of_peer(
+        id: u64,
+        object: Arc<ObjectVersion>,
+        fetch: &PeerFetch,
+        deadline: Time,
+        reader: PeerReader,
+    ) -> Self {
+        let bytes = fetch.offset..fetch.offset + u64::from(fetch.len_bytes);
+        Self {
+            want_bytes: fetch.want_bytes,
+            class: fetch.class,
+            ..Self::bare(id, object, bytes, deadline, Reader::Peer(reader))
+        }
+    }
+
+    fn bare(
+        id: u64,
+        object: Arc<ObjectVersion>,
+        bytes: Range<u64>,
+        deadline: Time,
+        reader: Reader<R>,
+    ) -> Self {
+        Self {
+            id,
+            object,
+            offset: bytes.start,
+            len_bytes: (bytes.end - bytes.start) as u32,
+            want_bytes: 0,
+            submitted: Time::default(),
+            deadline,
+            route: Route::Undecided,
+            tier: Tier::Memory,
+            is_direct: false,
+            lost: None,
+            waited: false,
+            admitted: false,
+            checksum_retries: 0,
+            class: Class::Demand,
+            reach: Reach::READER,
+            reader,
+        }
+    }
+
     /// Bytes of the sub-blocks that must be in memory together for this read to be answered.
     fn footprint_bytes(&self) -> usize {
         let sub_bytes = SUB_BLOCK_BYTES as u64;
@@ -130,48 +192,26 @@ enum Look {
 impl<P: Platform> Core<P> {
     /// Takes a read from the ring.
     pub(super) fn accept_read(&mut self, now: Time, request: ReadRequest<P::Reply>) {
-        let ReadRequest {
-            object,
-            offset,
-            len_bytes,
-            want_bytes,
-            submitted,
-            deadline,
-            answer,
-        } = request;
-        let in_object = offset
-            .checked_add(u64::from(len_bytes))
-            .is_some_and(|end| end <= object.size_bytes.min(OBJECT_BYTES_MAX));
+        let object_end = request.object.size_bytes.min(OBJECT_BYTES_MAX);
+        let in_object = request
+            .offset
+            .checked_add(u64::from(request.len_bytes))
+            .is_some_and(|end| end <= object_end);
         let refusal = if self.shutting_down {
             Some(ReadError::Shutdown)
-        } else if len_bytes as usize > READ_BYTES_MAX || !in_object {
+        } else if request.len_bytes as usize > READ_BYTES_MAX || !in_object {
             Some(ReadError::Invalid)
-        } else if deadline <= now {
+        } else if request.deadline <= now {
             Some(ReadError::Deadline)
         } else {
             None
         };
-        let id = self.next_id();
-        let read = Read {
-            id,
-            object,
-            offset,
-            len_bytes,
-            want_bytes,
-            submitted,
-            deadline,
-            route: Route::Undecided,
-            tier: Tier::Memory,
-            is_direct: false,
-            lost: None,
-            waited: false,
-            admitted: false,
-            checksum_retries: 0,
-            answer,
-        };
         match refusal {
-            Some(error) => self.refuse(read, error),
-            None => self.advance(now, read),
+            Some(error) => self.refuse_front(request.answer, error),
+            None => {
+                let read = Read::new(self.next_id(), request);
+                self.advance(now, read);
+            }
         }
     }
 
@@ -179,13 +219,19 @@ impl<P: Platform> Core<P> {
     pub(super) fn advance(&mut self, now: Time, mut read: Read<P::Reply>) {
         loop {
             match self.look(&read) {
+                Look::Miss if read.reach == Reach::Here && !self.is_here(&read) => {
+                    return self.decline(read);
+                }
                 Look::Miss => {
                     if let Some(read) = self.try_direct(now, read) {
                         self.await_bytes(now, read);
                     }
                     return;
                 }
-                Look::Hit if self.verify(now, &read) => return self.reply(read),
+                // What a peer reads it checks itself.
+                Look::Hit if read.reader.trusts() || self.verify(now, &read) => {
+                    return self.reply(read);
+                }
                 Look::Hit if read.checksum_retries < CHECKSUM_RETRIES_MAX => {
                     read.checksum_retries += 1
                 }
@@ -202,6 +248,24 @@ impl<P: Platform> Core<P> {
                 .is_some_and(|key| self.index.block(key).present & needs == needs)
         });
         if hit { Look::Hit } else { Look::Miss }
+    }
+
+    /// Whether all of a read is here, or on its way from the disk or the origin.
+    fn is_here(&self, read: &Read<P::Reply>) -> bool {
+        read.spans().all(|span| {
+            let needs = mask_of_bytes(span.bytes.start, span.bytes.end);
+            let block_bytes = read.object.block_len_bytes(span.block.index);
+            let on_disk = match read.lost {
+                Some(_) => 0,
+                None => self.on_disk(span.block, block_bytes),
+            };
+            let coming = self.index.find(span.block).map_or(0, |key| {
+                let block = self.index.block(key);
+                let promised = block.fills.iter().filter(|filling| !filling.by.is_pull());
+                promised.fold(block.present, |mask, filling| mask | filling.brings)
+            });
+            (on_disk | coming) & needs == needs
+        })
     }
 
     /// Checks every page that the read touches, but those that arrived in this very turn; drops the
@@ -244,6 +308,9 @@ impl<P: Platform> Core<P> {
 
     /// Answers with bytes that are present and verified.
     fn reply(&mut self, read: Read<P::Reply>) {
+        if read.reader.is_peer() {
+            return self.serve(read);
+        }
         let len = read.len_bytes as usize;
         let mut keys: [Option<BlockKey>; 2] = [None; 2];
         for (n, span) in read.spans().enumerate() {
@@ -267,7 +334,7 @@ impl<P: Platform> Core<P> {
         self.ahead
             .note(read.object.id, read.offset, u64::from(read.len_bytes));
         if end - start == len {
-            read.answer.data(&piece.bytes[start..end]);
+            read.reader.data(&piece.bytes[start..end]);
         } else {
             self.bounce.clear();
             self.bounce.extend_from_slice(&piece.bytes[start..end]);
@@ -275,7 +342,7 @@ impl<P: Platform> Core<P> {
                 self.bounce.extend_from_slice(&piece.bytes[start..end]);
             }
             debug_assert_eq!(self.bounce.len(), len);
-            read.answer.data(&self.bounce);
+            read.reader.data(&self.bounce);
         }
         self.count_answer(len as u64, tier, submitted);
     }
@@ -297,6 +364,11 @@ impl<P: Platform> Core<P> {
                 &mut stats.disk_hit_bytes,
                 &mut stats.disk_latency_ns,
             ),
+            Tier::Group => (
+                &mut stats.group_hits,
+                &mut stats.group_hit_bytes,
+                &mut stats.group_latency_ns,
+            ),
             Tier::Origin => (
                 &mut stats.misses,
                 &mut stats.miss_bytes,
@@ -308,28 +380,35 @@ impl<P: Platform> Core<P> {
         latencies.saturating_record(latency_ns);
     }
 
-    /// The origin has to be asked for what this read waits for.
-    pub(super) fn note_origin(reads: &mut slab::Slab<Read<P::Reply>>, key: ReadKey) {
+    /// What this read waits for has to come from as far as `tier`.
+    pub(super) fn note_tier(reads: &mut slab::Slab<Read<P::Reply>>, key: ReadKey, tier: Tier) {
         if let Some(read) = reads.get_mut(key.slot).filter(|read| read.id == key.id) {
-            read.tier = Tier::Origin;
+            read.tier = read.tier.max(tier);
         }
     }
 
     /// A zero-length read has no slice; anything else without one is a bug, answered as an error.
     pub(super) fn refuse_unplaced(&mut self, read: Read<P::Reply>) {
         if read.len_bytes == 0 {
-            return read.answer.data(&[]);
+            return read.reader.data(&[]);
         }
         debug_assert!(false, "a read that hit has bytes");
         self.refuse(read, ReadError::Invalid);
     }
 
     pub(super) fn refuse(&mut self, read: Read<P::Reply>, error: ReadError) {
+        match read.reader {
+            Reader::Front(answer) => self.refuse_front(answer, error),
+            Reader::Peer(peer) => self.refuse_peer(peer, &error),
+        }
+    }
+
+    fn refuse_front(&mut self, answer: Answer<P::Reply>, error: ReadError) {
         self.stats.read_errors += 1;
         if error == ReadError::Deadline {
             self.stats.read_timeouts += 1;
         }
-        read.answer.error(error);
+        answer.error(error);
     }
 
     /// Sees to it that the missing bytes are on their way, and parks the read.
@@ -339,22 +418,22 @@ impl<P: Platform> Core<P> {
         }
         // From here on it waits for the index: waking it must not take buffers.
         read.route = Route::Memory;
-        let footprint = read.footprint_bytes();
-        if !read.admitted && !self.has_room_for(footprint) {
+        let (footprint, is_peer) = (read.footprint_bytes(), read.reader.is_peer());
+        let share_bytes = self.lane_bytes(is_peer);
+        let lane = self.lanes.of(is_peer);
+        let fits = lane.waiting_room.is_empty() && lane.has_room_for(footprint, share_bytes);
+        if !read.admitted && !fits {
             let key = self.park(read);
-            return self.waiting_room.push_back(key);
+            return self.lanes.of(is_peer).waiting_room.push_back(key);
         }
         read.admitted = true;
-        self.admitted_bytes += footprint;
+        lane.admitted_bytes += footprint;
         let planned = self.plan_read(&read);
         if planned.joined && !read.waited {
             self.stats.joined += 1;
         }
         read.waited = true;
-        let tier = match planned.from_origin {
-            true => Tier::Origin,
-            false => Tier::Disk,
-        };
+        let tier = planned.tier().unwrap_or(Tier::Disk);
         read.tier = read.tier.max(tier);
         let spans = read.spans();
         let key = self.park(read);
@@ -372,22 +451,31 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Readers whose bytes do not fit the arena together would evict each other's for ever: only as
-    /// many fetch at a time as fit half of it, the rest wait in the order of their coming.
-    fn has_room_for(&self, footprint_bytes: usize) -> bool {
-        let fits = self.admitted_bytes + footprint_bytes <= self.parts.arena.capacity_bytes() / 2;
-        self.waiting_room.is_empty() && (self.admitted_bytes == 0 || fits)
+    /// How much of the arena the reads of one lane may wait for together.
+    fn lane_bytes(&self, is_peer: bool) -> usize {
+        let capacity = self.parts.arena.capacity_bytes();
+        match is_peer {
+            false => capacity / 2,
+            true => capacity / SERVE_ARENA_SHARE,
+        }
     }
 
     /// Lets reads in that wait for room.
     pub(super) fn admit_reads(&mut self, now: Time) {
-        while let Some(key) = self.waiting_room.pop_front() {
+        for is_peer in [false, true] {
+            self.admit_lane(now, is_peer);
+        }
+    }
+
+    fn admit_lane(&mut self, now: Time, is_peer: bool) {
+        let share_bytes = self.lane_bytes(is_peer);
+        while let Some(key) = self.lanes.of(is_peer).waiting_room.pop_front() {
             let Some(read) = self.reads.get(key.slot).filter(|read| read.id == key.id) else {
                 continue;
             };
-            let wanted = self.admitted_bytes + read.footprint_bytes();
-            if self.admitted_bytes > 0 && wanted > self.parts.arena.capacity_bytes() / 2 {
-                return self.waiting_room.push_front(key);
+            let lane = self.lanes.of(is_peer);
+            if !lane.has_room_for(read.footprint_bytes(), share_bytes) {
+                return lane.waiting_room.push_front(key);
             }
             if let Some(mut read) = self.unpark(key, None) {
                 read.admitted = true;
@@ -403,16 +491,23 @@ impl<P: Platform> Core<P> {
 
     /// Plans what a read misses. Fills stay within a stripe; a read may touch two.
     fn plan_read(&mut self, read: &Read<P::Reply>) -> Planned {
-        let (start, end, deadline) = (read.offset, read.end(), read.deadline);
+        let (start, end) = (read.offset, read.end());
+        // What a peer asks for is brought also when the peer has gone.
+        let deadline = match read.reader.is_peer() {
+            true => read.deadline.max(self.now + self.config.io_timeout),
+            false => read.deadline,
+        };
         let want_end = start + u64::from(read.want_bytes.max(read.len_bytes));
         let stripe_end = start - start % STRIPE_BYTES as u64 + STRIPE_BYTES as u64;
         let part = |demand| Ask {
             object: &read.object,
             demand,
             want_end,
-            class: Class::Demand,
+            class: read.class,
             deadline,
             lost: read.lost,
+            reach: read.reach,
+            for_peer: read.reader.is_peer(),
         };
         let mut planned = self.plan(&part(start..end.min(stripe_end)));
         if end > stripe_end {
@@ -451,7 +546,7 @@ impl<P: Platform> Core<P> {
         if !read.admitted {
             return Some(read);
         }
-        self.admitted_bytes -= read.footprint_bytes();
+        self.lanes.of(read.reader.is_peer()).admitted_bytes -= read.footprint_bytes();
         for span in read.spans() {
             if let Some(block) = self.index.find(span.block)
                 && Some(block) != except

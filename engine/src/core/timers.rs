@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use super::fill::FillKey;
 use super::metadata::LookupKey;
+use super::pull::PullKey;
 use super::read::ReadKey;
 use crate::ports::Time;
 
@@ -17,6 +18,8 @@ pub(super) enum Due {
     Fill(FillKey),
     /// A metadata request's next step.
     Lookup(LookupKey),
+    /// A pull's back-off ends.
+    Pull(PullKey),
 }
 
 #[derive(Debug, Default)]

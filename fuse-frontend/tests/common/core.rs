@@ -14,8 +14,8 @@ use forebay_engine::disk::Disk;
 use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::{Bucket, Validator};
 use forebay_engine::ports::{
-    Clock, Full, GetOp, NoDevice, NoTransport, Origin, OriginEvent, OriginOp, OriginTag, Platform,
-    Rng, Solo, Time,
+    Clock, Full, GetOp, NoDevice, NoTransport, Origin, OriginEvent, OriginOp, OriginTag, PeerId,
+    Platform, Rng, Solo, Time,
 };
 use forebay_engine::ring::{CoreRing, Doorbell};
 
@@ -239,6 +239,8 @@ impl<R: Reply> RealEngine<R> {
                     core,
                     cores: CORES,
                     io_timeout,
+                    me: PeerId(0),
+                    keep_copies: false,
                 };
                 turn::<R>(Core::new(parts, config), &ring, &stop);
             }));

@@ -12,7 +12,7 @@ use forebay_engine::arena::Arena;
 use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
 use forebay_engine::disk::{DeviceSeat, DeviceShared, Disk, DiskConfig};
 use forebay_engine::limits::DEVICE_READ_MS_MAX;
-use forebay_engine::ports::{NoTransport, Platform, Solo, Time};
+use forebay_engine::ports::{NoTransport, PeerId, Platform, Solo, Time};
 use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
@@ -192,6 +192,8 @@ pub(super) fn seat(
         core,
         cores: process.cores,
         io_timeout: scenario.io_timeout,
+        me: PeerId(0),
+        keep_copies: false,
     };
     let core = Core::new(parts, config);
     Ok((

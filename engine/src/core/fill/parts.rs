@@ -61,6 +61,7 @@ impl<P: Platform> Core<P> {
                 parts,
                 class,
                 deadline: ask.deadline,
+                for_peer: ask.for_peer,
                 attempt: 0,
                 state: State::Queued,
             };

@@ -465,5 +465,5 @@ fn more_readers_than_the_arena_holds_are_served_from_disk_once_each() {
         .filter(|len| **len > PAGE_BYTES)
         .sum();
     assert!(bytes as u64 <= 40 * 17 * 64 * KIB, "{bytes} bytes read");
-    assert_eq!(bench.core.admitted_bytes, 0);
+    assert_eq!(bench.core.lanes.admitted_bytes(), 0);
 }

@@ -366,6 +366,6 @@ fn soak_over_faults(seed: u64) -> u64 {
     bench.core.parts.disk = Disk::absent();
     bench.core.parts.arena.reclaim();
     assert_eq!(bench.core.arena().in_flight_bytes(), 0, "seed {seed}");
-    assert_eq!(bench.core.admitted_bytes, 0, "seed {seed}");
+    assert_eq!(bench.core.lanes.admitted_bytes(), 0, "seed {seed}");
     stats.disk_hits
 }

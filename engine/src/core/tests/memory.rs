@@ -240,7 +240,7 @@ fn more_readers_than_the_arena_holds_get_on_without_fetching_twice() {
         origin <= touched,
         "{origin} origin bytes for {touched} that were needed"
     );
-    assert_eq!(bench.core.admitted_bytes, 0);
+    assert_eq!(bench.core.lanes.admitted_bytes(), 0);
 }
 
 #[test]
@@ -248,19 +248,19 @@ fn reads_that_wait_for_room_keep_their_deadline() {
     let mut bench = Bench::new(16 * MIB, 512 * MIB);
     let outcomes: Vec<_> = (0..40).map(|n| bench.read(n * 4 * MIB, MIB, 0)).collect();
     bench.turn();
-    assert!(!bench.core.waiting_room.is_empty());
+    assert!(bench.core.lanes.someone_waits());
     bench.pass(TIMEOUT);
     assert!(
         outcomes
             .iter()
             .all(|outcome| *outcome.lock() == [Err(ReadError::Deadline)])
     );
-    assert_eq!(bench.core.admitted_bytes, 0);
+    assert_eq!(bench.core.lanes.admitted_bytes(), 0);
     while !bench.gets().is_empty() {
         bench.fail(OriginErrorKind::Cancelled, 0);
     }
     let outcome = bench.read(0, MIB, 0);
     bench.serve_all();
     expect_bytes(&outcome, 0, MIB);
-    assert!(bench.core.waiting_room.is_empty());
+    assert!(!bench.core.lanes.someone_waits());
 }

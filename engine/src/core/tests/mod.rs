@@ -2,6 +2,7 @@
 
 mod disk;
 mod disk_faults;
+mod group;
 mod mem_device;
 mod memory;
 mod origin;
@@ -22,6 +23,7 @@ use crate::client::{Answer, ReadRequest, Reply};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::{Bucket, ObjectVersion, Validator};
 use crate::limits::OBJECT_BYTES_MAX;
+use crate::placement::{Member, Placement, View};
 use crate::ports::*;
 use crate::ring::{CoreRing, Doorbell};
 use crate::stats::Reason;
@@ -71,6 +73,57 @@ impl Origin for TestOrigin {
     }
 }
 
+#[derive(Default)]
+struct TransportScript {
+    ops: VecDeque<TransportOp>,
+    events: VecDeque<TransportEvent>,
+    full: bool,
+}
+
+#[derive(Clone, Default)]
+struct TestTransport(Rc<RefCell<TransportScript>>);
+
+impl Transport for TestTransport {
+    fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        let mut script = self.0.borrow_mut();
+        if script.full {
+            return Err(Full(op));
+        }
+        script.ops.push_back(op);
+        Ok(())
+    }
+    fn poll(&mut self) -> Option<TransportEvent> {
+        self.0.borrow_mut().events.pop_front()
+    }
+    fn cancel(&mut self, tag: FetchTag) {
+        let mut script = self.0.borrow_mut();
+        let named = |op: &TransportOp| matches!(op, TransportOp::Fetch { tag: t, .. } if *t == tag);
+        if let Some(at) = script.ops.iter().position(named)
+            && let Some(TransportOp::Fetch { lease, .. }) = script.ops.remove(at)
+        {
+            script.events.push_back(TransportEvent::Fetched {
+                tag,
+                lease,
+                result: Err(TransportError::Cancelled),
+                len_bytes: 0,
+                checksums: Vec::new(),
+            });
+        }
+    }
+}
+
+#[derive(Clone, Default)]
+struct TestMembership(Rc<RefCell<VecDeque<Arc<Placement>>>>);
+
+impl Membership for TestMembership {
+    fn poll(&mut self) -> Option<Arc<Placement>> {
+        self.0.borrow_mut().pop_front()
+    }
+}
+
+/// This node, in a group.
+const ME: PeerId = PeerId(1);
+
 fn byte_at(offset: u64) -> u8 {
     (offset.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
 }
@@ -93,9 +146,9 @@ struct TestPlatform;
 
 impl Platform for TestPlatform {
     type Device = MemDevice;
-    type Transport = NoTransport;
+    type Transport = TestTransport;
     type Origin = TestOrigin;
-    type Membership = Solo;
+    type Membership = TestMembership;
     type Clock = TestClock;
     type Rng = TestRng;
     type Reply = TestReply;
@@ -105,6 +158,8 @@ struct Bench {
     core: Core<TestPlatform>,
     clock: TestClock,
     origin: TestOrigin,
+    transport: TestTransport,
+    views: TestMembership,
     ring: Arc<CoreRing<TestReply>>,
     object: Arc<ObjectVersion>,
 }
@@ -116,12 +171,13 @@ impl Bench {
 
     fn on(disk: Disk<MemDevice>, arena_bytes: u64, object_bytes: u64) -> Self {
         let (clock, origin) = (TestClock::default(), TestOrigin::default());
+        let (transport, views) = (TestTransport::default(), TestMembership::default());
         let ring = CoreRing::new(Doorbell::new(Waker::noop().clone()));
         let parts = Parts {
             disk,
-            transport: NoTransport::default(),
+            transport: transport.clone(),
             origin: origin.clone(),
-            membership: Solo,
+            membership: views.clone(),
             clock: clock.clone(),
             rng: TestRng(0),
             arena: Arena::new(arena_bytes as usize).unwrap(),
@@ -131,12 +187,16 @@ impl Bench {
             core: 0,
             cores: 1,
             io_timeout: TIMEOUT,
+            me: ME,
+            keep_copies: false,
         };
         let object = object("key", object_bytes);
         Self {
             core: Core::new(parts, config),
             clock,
             origin,
+            transport,
+            views,
             ring,
             object,
         }

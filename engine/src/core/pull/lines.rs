@@ -1,0 +1,129 @@
+//! Pulls, and the lines in which they wait for a peer.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::super::group::Route;
+use super::super::index::{BlockKey, Mask, mask};
+use crate::identity::{BlockId, ObjectVersion, Slot};
+use crate::limits::{PREFETCH_PULLS_PER_CORE_MAX, SUB_BLOCK_BYTES};
+use crate::ports::{Class, FetchTag, PeerCore, Time};
+use crate::stats::Reason;
+
+/// Names a pull; never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::core) struct PullKey {
+    pub slot: usize,
+    pub id: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Queued(PeerCore),
+    /// A fetch, or the description that it needs, is at this peer.
+    Running(FetchTag),
+    BackingOff(Time),
+}
+
+#[derive(Debug)]
+pub(super) struct Pull {
+    pub id: u64,
+    pub object: Arc<ObjectVersion>,
+    pub block: BlockKey,
+    pub at: BlockId,
+    pub first_sub: usize,
+    pub subs: usize,
+    pub len_bytes: usize,
+    /// Where the bytes end that will be needed soon.
+    pub want_end: u64,
+    pub class: Class,
+    pub deadline: Time,
+    pub for_peer: bool,
+    pub lost: Option<Reason>,
+    pub route: Route,
+    pub redirected: bool,
+    pub named: u8,
+    /// A member that should have had the bytes did not answer.
+    pub missed_owner: bool,
+    pub attempt: u32,
+    pub state: State,
+    pub begun_as_prefetch: bool,
+}
+
+impl Pull {
+    pub fn mask(&self) -> Mask {
+        mask(self.first_sub, self.subs)
+    }
+
+    pub fn bytes(&self) -> Range<u64> {
+        let start = self.at.offset() + (self.first_sub * SUB_BLOCK_BYTES) as u64;
+        start..start + self.len_bytes as u64
+    }
+
+    pub fn placement_slot(&self) -> Slot {
+        Slot::of_stripe(self.at.object, self.at.offset())
+    }
+}
+
+/// What waits for one core of one peer.
+#[derive(Debug, Default)]
+pub(super) struct Line {
+    pub demand: VecDeque<PullKey>,
+    pub prefetch: VecDeque<PullKey>,
+}
+
+/// Pulls, queued and under way.
+#[derive(Debug, Default)]
+pub(in crate::core) struct Pulls {
+    pub(super) all: slab::Slab<Pull>,
+    /// Only those in which something waits.
+    pub(super) lines: BTreeMap<PeerCore, Line>,
+    pub prefetches_running: usize,
+    /// Set when a line may move: nothing is tried while every peer is full.
+    pub may_start: bool,
+}
+
+impl Pulls {
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(super) fn get(&mut self, key: PullKey) -> Option<&mut Pull> {
+        self.all.get_mut(key.slot).filter(|pull| pull.id == key.id)
+    }
+
+    pub fn enqueue(&mut self, key: PullKey, to: PeerCore, class: Class, first: bool) {
+        let line = self.lines.entry(to).or_default();
+        let queue = match class {
+            Class::Demand => &mut line.demand,
+            Class::Prefetch | Class::WarmUp => &mut line.prefetch,
+        };
+        match first {
+            true => queue.push_front(key),
+            false => queue.push_back(key),
+        }
+        self.may_start = true;
+    }
+
+    /// The next that is queued for `to` and still what its queue says.
+    pub fn next(&mut self, to: PeerCore) -> Option<PullKey> {
+        let line = self.lines.get_mut(&to)?;
+        loop {
+            let urgent = !line.demand.is_empty();
+            let key = match urgent {
+                true => line.demand.pop_front(),
+                false if self.prefetches_running >= PREFETCH_PULLS_PER_CORE_MAX => None,
+                false => line.prefetch.pop_front(),
+            };
+            let key = key?;
+            let pull = self.all.get(key.slot).filter(|pull| pull.id == key.id);
+            if let Some(pull) = pull
+                && pull.state == State::Queued(to)
+                && (pull.class == Class::Demand) == urgent
+            {
+                return Some(key);
+            }
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Whom reads are for, and those of them that wait for room.
+
+use std::collections::VecDeque;
+
+use super::read::ReadKey;
+use super::serve::PeerReader;
+use crate::client::{Answer, Reply};
+
+/// Whom a read is for.
+#[derive(Debug)]
+pub(super) enum Reader<R> {
+    /// A reader of this node.
+    Front(Answer<R>),
+    /// A peer.
+    Peer(PeerReader),
+}
+
+impl<R: Reply> Reader<R> {
+    /// Answers a reader of this node.
+    pub fn data(self, bytes: &[u8]) {
+        match self {
+            Reader::Front(answer) => answer.data(bytes),
+            Reader::Peer(_) => debug_assert!(false, "peers are answered from frozen buffers"),
+        }
+    }
+}
+
+impl<R> Reader<R> {
+    /// Whether the bytes are checked by whoever gets them.
+    pub fn trusts(&self) -> bool {
+        matches!(self, Reader::Peer(peer) if !peer.verify)
+    }
+
+    pub fn is_peer(&self) -> bool {
+        matches!(self, Reader::Peer(_))
+    }
+}
+
+/// Reads that wait for bytes to come to memory, of one kind of reader.
+#[derive(Debug, Default)]
+pub(super) struct Lane {
+    /// Bytes that they need in memory, of those that fetch.
+    pub admitted_bytes: usize,
+    /// Those for whose bytes there is no room yet, in the order of their coming.
+    pub waiting_room: VecDeque<ReadKey>,
+}
+
+/// This node's readers, and peers. Neither waits for the other's room: else two members whose readers
+/// wait for each other would wait for ever.
+#[derive(Debug, Default)]
+pub(super) struct Lanes([Lane; 2]);
+
+impl Lanes {
+    pub fn of(&mut self, is_peer: bool) -> &mut Lane {
+        &mut self.0[usize::from(is_peer)]
+    }
+
+    /// Whether someone waits for room where there is nothing to wait for.
+    pub fn may_admit(&self) -> bool {
+        let idle = |lane: &Lane| lane.admitted_bytes == 0 && !lane.waiting_room.is_empty();
+        self.0.iter().any(idle)
+    }
+}
+
+#[cfg(test)]
+impl Lanes {
+    pub fn admitted_bytes(&self) -> usize {
+        self.0.iter().map(|lane| lane.admitted_bytes).sum()
+    }
+
+    pub fn someone_waits(&self) -> bool {
+        self.0.iter().any(|lane| !lane.waiting_room.is_empty())
+    }
+}
+
+impl Lane {
+    /// Readers whose bytes do not fit together would evict each other's for ever: only as many fetch at a
+    /// time as fit `share_bytes`, the rest wait in the order of their coming.
+    pub fn has_room_for(&self, footprint_bytes: usize, share_bytes: usize) -> bool {
+        self.admitted_bytes == 0 || self.admitted_bytes + footprint_bytes <= share_bytes
+    }
+}

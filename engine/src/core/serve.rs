@@ -1,0 +1,360 @@
+//! Peers' requests.
+//!
+//! A fetch becomes a read whose answer goes to a peer: the same look, the same waiting, the same single
+//! flight. How far it may go for what is not here depends on what this node is for the stripe
+//! (`docs/decisions/0020-placement.md`); what it may not bring it declines.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::group::Reach;
+use super::index::{StableMap, mask_of_bytes};
+use super::read::Read;
+use super::reader::Reader;
+use super::{Core, Tagged};
+use crate::arena::Share;
+use crate::errors::{OriginErrorKind, ReadError};
+use crate::identity::{BlockId, ObjectId, ObjectVersion, Slot};
+use crate::limits::{
+    BLOCK_BYTES, CHUNK_BYTES, NAMES_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX,
+    SERVE_ARENA_SHARE,
+};
+use crate::ports::{
+    FetchStatus, Full, Payload, PeerAsk, PeerFailure, PeerFetch, Platform, RequestHandle, Time,
+    Transport, TransportEvent, TransportOp,
+};
+use crate::wire::call::{Call, CallAnswer};
+
+/// The peer that a read is for.
+#[derive(Debug)]
+pub(super) struct PeerReader {
+    handle: RequestHandle,
+    /// What it is told when the bytes are not here and this node is not to bring them.
+    otherwise: FetchStatus,
+    /// Check the bytes before they leave.
+    pub verify: bool,
+}
+
+/// A request that waits for what is lent to come back.
+#[derive(Debug)]
+struct Asked {
+    handle: RequestHandle,
+    fetch: PeerFetch,
+    deadline: Time,
+}
+
+/// Requests of peers, and what they were told.
+#[derive(Debug, Default)]
+pub(super) struct Serving {
+    names: Names,
+    line: VecDeque<Asked>,
+    /// Answers that the transport had no room for.
+    answers: VecDeque<TransportOp>,
+    /// Bytes in answers that have not left yet.
+    lent_bytes: usize,
+}
+
+impl Serving {
+    /// Whether nothing is lent.
+    pub fn is_quiet(&self) -> bool {
+        self.lent_bytes == 0 && self.answers.is_empty()
+    }
+}
+
+/// Object versions that peers described, the oldest forgotten first.
+#[derive(Debug, Default)]
+struct Names {
+    known: StableMap<ObjectId, Arc<ObjectVersion>>,
+    order: VecDeque<ObjectId>,
+}
+
+impl Names {
+    fn learn(&mut self, object: Arc<ObjectVersion>) {
+        let id = object.id;
+        if self.known.insert(id, object).is_some() {
+            return;
+        }
+        self.order.push_back(id);
+        if self.order.len() > NAMES_PER_CORE_MAX
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+    }
+
+    /// The version, without its name where nobody has told it.
+    fn version(&self, fetch: &PeerFetch) -> Arc<ObjectVersion> {
+        let known = self.known.get(&fetch.object);
+        known
+            .cloned()
+            .unwrap_or_else(|| Arc::new(ObjectVersion::nameless(fetch.object, fetch.size_bytes)))
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Takes what the transport tells.
+    pub(super) fn take_peers(&mut self, now: Time, budget: usize) -> bool {
+        for taken in 0..budget {
+            let Some(event) = self.parts.transport.poll() else {
+                self.serve_line(now);
+                return taken > 0;
+            };
+            match event {
+                TransportEvent::Fetched {
+                    tag,
+                    lease,
+                    result,
+                    checksums,
+                    ..
+                } => match self.tags.remove(&tag.0) {
+                    Some(Tagged::Pull(key)) => {
+                        self.pull_ended(now, key, lease, result, checksums);
+                    }
+                    Some(Tagged::Describe(key)) => {
+                        drop(lease);
+                        self.described(now, key, result == Ok(FetchStatus::Bytes));
+                    }
+                    _ => debug_assert!(false, "{tag:?} is nobody's"),
+                },
+                TransportEvent::Request {
+                    handle,
+                    peer: _,
+                    ask,
+                    deadline,
+                } => match ask {
+                    PeerAsk::Fetch(fetch) => self.serving.line.push_back(Asked {
+                        handle,
+                        fetch,
+                        deadline,
+                    }),
+                    PeerAsk::Call { body, room_bytes } => self.take_call(handle, &body, room_bytes),
+                },
+                TransportEvent::Answered { payload, .. } => {
+                    let len_bytes = payload.map_or(0, |payload| payload.len_bytes());
+                    self.serving.lent_bytes -= len_bytes;
+                }
+            }
+            self.serve_line(now);
+        }
+        budget > 0
+    }
+
+    /// Accepts requests as far as what is lent to peers leaves room.
+    fn serve_line(&mut self, now: Time) {
+        let lent_max = self.parts.arena.capacity_bytes() / SERVE_ARENA_SHARE;
+        while self.serving.lent_bytes <= lent_max
+            && let Some(asked) = self.serving.line.pop_front()
+        {
+            self.accept_fetch(now, asked);
+        }
+    }
+
+    fn accept_fetch(&mut self, now: Time, asked: Asked) {
+        let Asked {
+            handle,
+            fetch,
+            deadline,
+        } = asked;
+        let slot = Slot::of_stripe(fetch.object, fetch.offset);
+        let owner = self.group.owner(slot);
+        let owned = owner == Some(self.config.me);
+        let refusal = if !is_sound(&fetch) {
+            Some(FetchStatus::Failed(PeerFailure::Invalid))
+        } else if self.shutting_down {
+            Some(FetchStatus::Failed(PeerFailure::Shutdown))
+        } else if deadline <= now {
+            Some(FetchStatus::Failed(PeerFailure::Deadline))
+        } else if slot.core(self.config.cores) != self.config.core
+            || owner.is_none()
+            || self.reads.len() >= READS_PER_CORE_MAX
+            || self.holds_reads(now)
+        {
+            Some(FetchStatus::Busy)
+        } else {
+            None
+        };
+        if let Some(status) = refusal {
+            return self.answer_peer(handle, status, None);
+        }
+        let (reach, otherwise) = match owner {
+            _ if fetch.cached_only => (Reach::Here, FetchStatus::NotCached),
+            Some(owner) if !owned && !fetch.forwarded => {
+                (Reach::Here, FetchStatus::NotOwner { owner })
+            }
+            _ => {
+                let forwarded = !owned;
+                (Reach::Group { forwarded }, FetchStatus::NeedName)
+            }
+        };
+        let object = self.serving.names.version(&fetch);
+        // Without its name nothing can be brought; what is here can be given.
+        let reach = match object.is_named() {
+            true => reach,
+            false => Reach::Here,
+        };
+        let reader = PeerReader {
+            handle,
+            otherwise,
+            verify: fetch.verify,
+        };
+        let mut read = Read::of_peer(self.next_id(), object, &fetch, deadline, reader);
+        read.reach = reach;
+        self.advance(now, read);
+    }
+
+    /// Gives a peer bytes that are here.
+    pub(super) fn serve(&mut self, read: Read<P::Reply>) {
+        let Reader::Peer(peer) = &read.reader else {
+            return;
+        };
+        let handle = peer.handle;
+        let block = read.object.block(read.offset);
+        let start = read.offset_in_block();
+        let end = start + read.len_bytes as usize;
+        let mut payload = Payload::default();
+        if let Some(key) = self.index.find(block) {
+            for (piece, start, end) in self.index.block(key).slices(start, end) {
+                payload.parts.push(piece.bytes.slice(start..end));
+                let pages = start / PAGE_BYTES..end.div_ceil(PAGE_BYTES);
+                payload.checksums.extend_from_slice(&piece.checksums[pages]);
+            }
+            if self.index.touch(key, start..end) {
+                self.parts.disk.touch(block);
+            }
+        }
+        if payload.len_bytes() != read.len_bytes as usize {
+            debug_assert!(false, "a read that hit has bytes");
+            return self.refuse(read, ReadError::Invalid);
+        }
+        self.stats.serves += 1;
+        self.stats.served_bytes += u64::from(read.len_bytes);
+        self.answer_peer(handle, FetchStatus::Bytes, Some(payload));
+    }
+
+    /// Tells a peer that its bytes are not here, and not brought.
+    pub(super) fn decline(&mut self, read: Read<P::Reply>) {
+        match read.reader {
+            Reader::Peer(peer) => {
+                self.stats.serves_declined += 1;
+                self.answer_peer(peer.handle, peer.otherwise, None);
+            }
+            Reader::Front(_) => self.refuse(read, ReadError::Invalid),
+        }
+    }
+
+    /// Tells a peer why it gets no bytes.
+    pub(super) fn refuse_peer(&mut self, peer: PeerReader, error: &ReadError) {
+        self.stats.serve_errors += 1;
+        let failure = match error {
+            ReadError::Deadline => PeerFailure::Deadline,
+            ReadError::VersionChanged => PeerFailure::Origin(OriginErrorKind::VersionChanged),
+            ReadError::Origin(error) => PeerFailure::Origin(error.kind),
+            ReadError::Checksum => PeerFailure::Checksum,
+            ReadError::Invalid => PeerFailure::Invalid,
+            ReadError::Shutdown => PeerFailure::Shutdown,
+        };
+        self.answer_peer(peer.handle, FetchStatus::Failed(failure), None);
+    }
+
+    fn answer_peer(
+        &mut self,
+        handle: RequestHandle,
+        status: FetchStatus,
+        payload: Option<Payload>,
+    ) {
+        self.serving.lent_bytes += payload.as_ref().map_or(0, Payload::len_bytes);
+        self.serving.answers.push_back(TransportOp::Answer {
+            handle,
+            status,
+            payload,
+        });
+    }
+
+    /// Hands answers to the transport, as far as it takes them.
+    pub(super) fn flush_answers(&mut self) {
+        while let Some(answer) = self.serving.answers.pop_front() {
+            if let Err(Full(answer)) = self.parts.transport.submit(answer) {
+                return self.serving.answers.push_front(answer);
+            }
+        }
+    }
+
+    /// A question other than for bytes.
+    fn take_call(&mut self, handle: RequestHandle, body: &[u8], room_bytes: u32) {
+        let answer = match Call::decode(body) {
+            Ok(Call::Describe(object)) => {
+                self.serving.names.learn(object);
+                Some(CallAnswer::Done)
+            }
+            Ok(Call::Check {
+                object,
+                offset,
+                len_bytes,
+            }) => Some(CallAnswer::Cached {
+                bytes: self.cached_bytes(&object, offset, len_bytes),
+            }),
+            Ok(_) | Err(_) => None,
+        };
+        let payload = answer.and_then(|answer| self.call_payload(&answer, room_bytes));
+        match payload {
+            Some(payload) => self.answer_peer(handle, FetchStatus::Bytes, Some(payload)),
+            None => {
+                let status = FetchStatus::Failed(PeerFailure::Invalid);
+                self.answer_peer(handle, status, None);
+            }
+        }
+    }
+
+    /// An answer in a buffer of the arena.
+    fn call_payload(&mut self, answer: &CallAnswer, room_bytes: u32) -> Option<Payload> {
+        let bytes = answer.encode(room_bytes as usize).ok()?;
+        let mut lease = self.lease(bytes.len(), Share::Serve).ok()?;
+        lease.bytes_mut().copy_from_slice(&bytes);
+        let parts = vec![self.parts.arena.freeze(lease)];
+        Some(Payload {
+            parts,
+            checksums: Vec::new(),
+        })
+    }
+
+    /// Bytes of a range that are in memory or on disk.
+    fn cached_bytes(&self, object: &ObjectVersion, offset: u64, len_bytes: u32) -> u64 {
+        let end = offset
+            .saturating_add(u64::from(len_bytes))
+            .min(object.size_bytes.min(OBJECT_BYTES_MAX));
+        let (mut at, mut bytes) = (offset, 0);
+        while at < end {
+            let id: BlockId = object.block(at);
+            let block_bytes = object.block_len_bytes(id.index);
+            let start = (at - id.offset()) as usize;
+            let stop = ((end - id.offset()) as usize).min(block_bytes);
+            let present = self
+                .index
+                .find(id)
+                .map_or(0, |key| self.index.block(key).present);
+            let mut here = (present | self.on_disk(id, block_bytes)) & mask_of_bytes(start, stop);
+            while here != 0 {
+                let sub = here.trailing_zeros() as usize * crate::limits::SUB_BLOCK_BYTES;
+                let sub_end = (sub + crate::limits::SUB_BLOCK_BYTES).min(stop);
+                bytes += (sub_end - sub.max(start)) as u64;
+                here &= here - 1;
+            }
+            at = id.offset() + BLOCK_BYTES as u64;
+        }
+        bytes
+    }
+}
+
+/// Whether a request names bytes that one answer can carry.
+fn is_sound(fetch: &PeerFetch) -> bool {
+    let len = u64::from(fetch.len_bytes);
+    if fetch.size_bytes > OBJECT_BYTES_MAX || fetch.offset >= fetch.size_bytes {
+        return false;
+    }
+    let end = fetch.offset + len;
+    let block_end = fetch.offset - fetch.offset % BLOCK_BYTES as u64 + BLOCK_BYTES as u64;
+    fetch.offset.is_multiple_of(PAGE_BYTES as u64)
+        && (1..=CHUNK_BYTES as u64).contains(&len)
+        && end <= block_end.min(fetch.size_bytes)
+        && (len.is_multiple_of(PAGE_BYTES as u64) || end == fetch.size_bytes)
+}
