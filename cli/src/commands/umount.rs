@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -158,8 +158,18 @@ impl Daemon {
         } else {
             END_TIMEOUT
         };
-        if has_ended(end, timeout) {
-            return Ok(());
+        match ends(end, self.pid, timeout) {
+            Ends::All => return Ok(()),
+            Ends::ButDisks => {
+                eprintln!(
+                    "forebay: {} is unmounted, and daemon {} has ended but for what a disk that hangs has under way: the kernel \
+                     ends that with the disk's answer (`dmesg`), and the cache there is in use until then",
+                    path.display(),
+                    self.pid
+                );
+                return Ok(());
+            }
+            Ends::Not => {}
         }
         if !self.answers {
             let text = format!(
@@ -190,6 +200,37 @@ impl Daemon {
             self.pid
         )
     }
+}
+
+/// How far a process has ended.
+enum Ends {
+    All,
+    /// Its main thread has, others are in the kernel.
+    ButDisks,
+    Not,
+}
+
+fn ends(process: &OwnedFd, pid: u32, timeout: Duration) -> Ends {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // The other threads of one that ends in order take a moment.
+        let main_ended = is_zombie(pid);
+        if has_ended(process, left.min(Duration::from_secs(1))) {
+            return Ends::All;
+        }
+        if main_ended {
+            return Ends::ButDisks;
+        }
+        if left.is_zero() {
+            return Ends::Not;
+        }
+    }
+}
+
+fn is_zombie(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    status.lines().any(|line| line.starts_with("State:\tZ"))
 }
 
 /// A process's descriptor is readable once the process has ended.

@@ -232,7 +232,8 @@ impl<R: Reply> Engine<R> {
                 }
                 pause();
             }
-            let _ = thread.join();
+            // Not joined: all of ours in it has ended, but the kernel may keep a thread whose disk hangs from
+            // ending for as long as that.
         }
         // Pushed between a core's last look and its end.
         self.rings.iter().for_each(|ring| {

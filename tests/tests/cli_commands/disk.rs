@@ -523,3 +523,54 @@ fn a_block_device_is_a_cache_for_one_alone() {
     place.run(&["cache", "inspect", &device]).ok();
     place.assert_clean(&path);
 }
+
+#[test]
+fn a_disk_that_hangs_keeps_no_mount_from_ending() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let bytes = pattern(20 * MIB, 7);
+    place.server.put("bucket", "x", bytes.clone());
+    place.server.put("bucket", "y", bytes.clone());
+    let image = place.dir("images").join("disk");
+    File::create(&image).unwrap().set_len(400 << 20).unwrap();
+    let disk = place.dir("disk");
+    let made = works(Command::new("mkfs.ext4").args(["-q", "-F"]).arg(&image))
+        && works(
+            Command::new("mount")
+                .args(["-o", "loop"])
+                .arg(&image)
+                .arg(&disk),
+        );
+    if !made {
+        eprintln!("SKIPPED: no mkfs.ext4, or no right to mount: a disk that hangs was not tried");
+        return;
+    }
+    let at = disk.display().to_string();
+    let _undo = Undo(vec!["umount".into(), "-l".into(), at.clone()]);
+    let path = mount(&place, "disk", &[]);
+    assert!(fs::read(path.join("x")).unwrap() == bytes);
+    // Writes to a frozen file system wait in the kernel, and cannot be cancelled.
+    let frozen = works(Command::new("fsfreeze").args(["-f", &at]));
+    let thaw = Undo(vec!["fsfreeze".into(), "-u".into(), at.clone()]);
+    assert!(frozen, "fsfreeze comes with mount");
+    assert!(fs::read(path.join("y")).unwrap() == bytes);
+    let asked = std::time::Instant::now();
+    let ended = place.run(&["umount", "m"]).ok();
+    assert!(
+        asked.elapsed() < Duration::from_secs(15),
+        "{:?}",
+        asked.elapsed()
+    );
+    assert!(
+        ended.stderr.contains("but for what a disk that hangs"),
+        "{}",
+        ended.stderr
+    );
+    drop(thaw);
+    eventually("the cache is free and whole", || {
+        place.run(&["cache", "verify", "disk"]).code == Some(0)
+    });
+    place.assert_clean(&path);
+}
