@@ -46,6 +46,8 @@ pub const EARLIER_VIEWS_MAX: usize = 3;
 pub const EARLIER_OWNERS_MAX: usize = 2;
 /// Names of object versions that peers told one core.
 pub const NAMES_PER_CORE_MAX: usize = 65_536;
+/// What one core remembers of the origin's answers about names that it owns.
+pub const FINDINGS_BYTES_MAX: usize = 8 << 20;
 /// Requests to peers that one core knows of, queued or under way. Prefetches beyond it are dropped.
 pub const PULLS_PER_CORE_MAX: usize = 4_096;
 /// Of those under way, prefetches.

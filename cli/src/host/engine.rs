@@ -374,6 +374,7 @@ where
             io_timeout: config.io_timeout,
             me: PeerId(0),
             keep_copies: false,
+            attr_ttl: Duration::from_secs(1),
         },
     ))
 }

@@ -1,24 +1,32 @@
 //! A metadata request's life: one HEAD or one listing page, shared by all who ask meanwhile.
 //!
 //! ```text
-//! asked -> ready -> running -> answered
+//! asked -> ready -> at the member that owns the name -> answered
+//!            |         | no answer: at the origin
+//!            +-> at the origin -> answered
 //!            ^        | failed, transient, someone's deadline ahead
 //!            +- back-off      | failed for good: everyone gets the error
 //! ```
+//! In a group the owner of a name remembers the answer for its lifetime ([`super::findings`]).
 //! Each asker has a deadline of its own and is answered by it, whatever the origin does.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::group::How;
 use super::timers::Due;
 use super::{Core, Tagged, retry};
+use crate::arena::Share;
 use crate::client::{Callback, HeadRequest, ListPageRequest};
 use crate::errors::{OriginError, OriginErrorKind};
-use crate::identity::Bucket;
+use crate::identity::{Bucket, Slot};
+use crate::limits::{CHUNK_BYTES, SUB_BLOCK_BYTES};
 use crate::ports::{
-    Full, HeadOp, ListOp, ListPage, ListRequest, ObjectMeta, Origin, OriginOp, OriginTag, Platform,
-    Time,
+    Class, FetchTag, Full, HeadOp, ListOp, ListPage, ListRequest, ObjectMeta, Origin, OriginOp,
+    OriginTag, PeerId, Platform, RequestHandle, Time, Transport, TransportError, TransportOp,
 };
+use crate::wire::call::{Call, CallAnswer};
+use crate::wire::listing;
 
 /// Names a metadata request; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,12 +37,51 @@ pub(super) struct LookupKey {
 
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Question {
+pub(super) enum Question {
     Head(Arc<Bucket>, Arc<str>),
     List(ListRequest),
 }
 
 impl Question {
+    /// What it takes in memory, about.
+    pub fn len_bytes(&self) -> usize {
+        96 + match self {
+            Question::Head(_, key) => key.len(),
+            Question::List(request) => {
+                request.prefix.len() + request.continuation.as_ref().map_or(0, |next| next.len())
+            }
+        }
+    }
+
+    /// The name that decides who owns it.
+    fn name(&self) -> &str {
+        match self {
+            Question::Head(_, key) => key,
+            Question::List(request) => &request.prefix,
+        }
+    }
+
+    /// As the origin understands it.
+    fn source(&self) -> Question {
+        match self {
+            // A garbled continuation was refused when it was asked.
+            Question::List(request) => {
+                Question::List(listing::source(request).unwrap_or_else(|_| request.clone()))
+            }
+            head => head.clone(),
+        }
+    }
+
+    fn as_call(&self) -> Call {
+        match self {
+            Question::Head(bucket, key) => Call::Head {
+                bucket: bucket.clone(),
+                key: key.clone(),
+            },
+            Question::List(request) => Call::List(request.clone()),
+        }
+    }
+
     /// What is asked for, for people.
     fn subject(&self) -> String {
         match self {
@@ -57,17 +104,20 @@ pub(super) enum Finding {
 enum Asker {
     Head(Callback<Result<ObjectMeta, OriginError>>),
     List(Callback<Result<Arc<ListPage>, OriginError>>),
+    /// A peer.
+    Peer(RequestHandle, u32),
+}
+
+fn mismatch() -> OriginError {
+    let kind = OriginErrorKind::BadAnswer;
+    OriginError::new(kind, "the origin answered something else")
 }
 
 impl Asker {
-    fn tell(self, finding: Result<Finding, OriginError>) {
-        let mismatch = || {
-            OriginError::new(
-                OriginErrorKind::BadAnswer,
-                "the origin answered something else",
-            )
-        };
+    /// Answers an asker of this node; a peer is given back.
+    fn tell(self, finding: Result<Finding, OriginError>) -> Option<(RequestHandle, u32)> {
         match (self, finding) {
+            (Asker::Peer(handle, room_bytes), _) => return Some((handle, room_bytes)),
             (Asker::Head(reply), Ok(Finding::Head(meta))) => reply(Ok(meta)),
             (Asker::Head(reply), Ok(_)) => reply(Err(mismatch())),
             (Asker::Head(reply), Err(error)) => reply(Err(error)),
@@ -75,13 +125,19 @@ impl Asker {
             (Asker::List(reply), Ok(_)) => reply(Err(mismatch())),
             (Asker::List(reply), Err(error)) => reply(Err(error)),
         }
+        None
     }
 }
 
 #[derive(Debug)]
 enum State {
     Ready,
-    Running { tag: OriginTag, cancelled: bool },
+    Running {
+        tag: OriginTag,
+        cancelled: bool,
+    },
+    /// At the member that owns the name.
+    AtPeer(FetchTag),
     BackingOff,
 }
 
@@ -92,6 +148,8 @@ pub(super) struct Lookup {
     askers: VecDeque<(Time, Asker)>,
     attempt: u32,
     state: State,
+    /// The owner did not help: the origin is asked.
+    passed_over: bool,
     /// When the state machine must move by itself: attempt stalled, back-off over.
     step_at: Time,
     timer_at: Time,
@@ -139,12 +197,40 @@ impl<P: Platform> Core<P> {
         self.ask(now, question, request.deadline, Asker::List(request.reply));
     }
 
+    /// A peer asks, through a call with room for so many bytes of answer.
+    pub(super) fn accept_question(
+        &mut self,
+        now: Time,
+        question: Question,
+        deadline: Time,
+        peer: (RequestHandle, u32),
+    ) {
+        self.ask(now, question, deadline, Asker::Peer(peer.0, peer.1));
+    }
+
     fn ask(&mut self, now: Time, question: Question, deadline: Time, asker: Asker) {
-        if self.shutting_down {
-            return asker.tell(Err(shutdown_error()));
+        let garbled = match &question {
+            Question::List(request) => listing::source(request).is_err(),
+            Question::Head(..) => false,
+        };
+        let refusal = if self.shutting_down {
+            Some(shutdown_error())
+        } else if garbled {
+            let kind = OriginErrorKind::BadAnswer;
+            Some(OriginError::new(
+                kind,
+                "the listing's continuation is garbled",
+            ))
+        } else if deadline <= now {
+            Some(timeout_error(&question))
+        } else {
+            None
+        };
+        if let Some(error) = refusal {
+            return self.tell(asker, &question, Err(error));
         }
-        if deadline <= now {
-            return asker.tell(Err(timeout_error(&question)));
+        if let Some(known) = self.findings.get(now, &question.source()) {
+            return self.tell(asker, &question, known);
         }
         if let Some(key) = self.lookups.by_question.get(&question).copied() {
             if let Some(lookup) = self.lookups.get(key) {
@@ -163,6 +249,7 @@ impl<P: Platform> Core<P> {
             askers: VecDeque::from([(deadline, asker)]),
             attempt: 0,
             state: State::Ready,
+            passed_over: false,
             step_at: Time::NEVER,
             timer_at: Time::NEVER,
         });
@@ -207,7 +294,13 @@ impl<P: Platform> Core<P> {
                 continue;
             }
             let deadline = lookup.last_deadline();
-            let (op, is_head) = match lookup.question.clone() {
+            if !lookup.passed_over && self.ask_owner(now, key) {
+                continue;
+            }
+            let Some(lookup) = self.lookups.get(key) else {
+                continue;
+            };
+            let (op, is_head) = match lookup.question.source() {
                 Question::Head(bucket, key) => (
                     OriginOp::Head(HeadOp {
                         tag,
@@ -257,9 +350,17 @@ impl<P: Platform> Core<P> {
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
+        let question = lookup.question.source();
+        if self.group.view().is_some() {
+            let lifetime = self.config.attr_ttl;
+            self.findings.learn(now, lifetime, question, &result);
+        }
         let error = match result {
             Ok(_) => return self.end_lookup(key, result),
             Err(error) => error,
+        };
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
         };
         lookup.attempt += 1;
         let (attempt, last) = (lookup.attempt, lookup.last_deadline());
@@ -291,8 +392,130 @@ impl<P: Platform> Core<P> {
         self.lookups.by_question.remove(&lookup.question);
         self.timers.clear(lookup.timer_at, Due::Lookup(key));
         for (_, asker) in lookup.askers {
-            asker.tell(result.clone());
+            self.tell(asker, &lookup.question, result.clone());
         }
+    }
+
+    fn tell(&mut self, asker: Asker, question: &Question, result: Result<Finding, OriginError>) {
+        // Of a page that was cut on its way, the part that was asked for.
+        let result = match (question, result) {
+            (Question::List(request), Ok(Finding::List(page))) => {
+                let room_bytes = match asker {
+                    Asker::Peer(_, room_bytes) => room_bytes as usize,
+                    _ => usize::MAX,
+                };
+                match request.continuation.is_none() && room_bytes == usize::MAX {
+                    true => Ok(Finding::List(page)),
+                    false => listing::part(&page, request, room_bytes)
+                        .map(|part| Finding::List(Arc::new(part)))
+                        .map_err(|error| {
+                            OriginError::new(OriginErrorKind::BadAnswer, error.to_string())
+                        }),
+                }
+            }
+            (_, result) => result,
+        };
+        if let Some((handle, room_bytes)) = asker.tell(result.clone()) {
+            let failure = |error: OriginError| (error.kind, error.detail);
+            let answer = match (question, result) {
+                (Question::Head(..), Ok(Finding::Head(meta))) => CallAnswer::Head(Ok(meta)),
+                (Question::List(_), Ok(Finding::List(page))) => {
+                    CallAnswer::List(Ok(Arc::unwrap_or_clone(page)))
+                }
+                (Question::Head(..), result) => {
+                    CallAnswer::Head(Err(failure(result.err().unwrap_or_else(mismatch))))
+                }
+                (Question::List(_), result) => {
+                    CallAnswer::List(Err(failure(result.err().unwrap_or_else(mismatch))))
+                }
+            };
+            self.answer_call(handle, &answer, room_bytes);
+        }
+    }
+
+    /// Asks the member that owns the name, if that is another one; false: the origin is to be asked.
+    fn ask_owner(&mut self, now: Time, key: LookupKey) -> bool {
+        let stall = retry::stall_limit(self.config.io_timeout);
+        let Some(lookup) = self.lookups.get(key) else {
+            return false;
+        };
+        let slot = Slot::of_name(lookup.question.name());
+        let room_bytes = match lookup.question {
+            Question::Head(..) => SUB_BLOCK_BYTES,
+            Question::List(_) => CHUNK_BYTES,
+        };
+        // A peer's question ends here, whoever owns the name by now.
+        let of_peer = |(_, asker): &(Time, Asker)| matches!(asker, Asker::Peer(..));
+        let for_peer = lookup.askers.iter().any(of_peer);
+        let (deadline, body) = (lookup.last_deadline(), lookup.question.as_call().encode());
+        let owner = self.group.route(now, slot, false).step();
+        let owner = owner.filter(|step| step.how == How::AsOwner && !for_peer);
+        let Some(to) = owner.and_then(|step| self.group.core_of(step.peer, slot)) else {
+            return false;
+        };
+        let Ok(lease) = self.lease(room_bytes, Share::Demand) else {
+            return false;
+        };
+        let tag = FetchTag(self.next_id());
+        let op = TransportOp::Call {
+            tag,
+            to,
+            class: Class::Demand,
+            body,
+            lease,
+            deadline: deadline.min(now + stall),
+        };
+        if self.parts.transport.submit(op).is_err() {
+            return false;
+        }
+        self.tags.insert(tag.0, Tagged::Question(key, to.peer));
+        if let Some(lookup) = self.lookups.get(key) {
+            lookup.state = State::AtPeer(tag);
+        }
+        self.set_lookup_timer(key);
+        true
+    }
+
+    /// The owner of a name answered, or did not.
+    pub(super) fn owner_told(
+        &mut self,
+        now: Time,
+        key: LookupKey,
+        peer: PeerId,
+        outcome: Result<&[u8], Option<TransportError>>,
+    ) {
+        let told = match outcome {
+            Ok(bytes) => {
+                self.group.answered(peer);
+                match CallAnswer::decode(bytes) {
+                    Ok(CallAnswer::Head(result)) => Some(result.map(Finding::Head)),
+                    Ok(CallAnswer::List(result)) => {
+                        Some(result.map(|page| Finding::List(Arc::new(page))))
+                    }
+                    Ok(_) | Err(_) => None,
+                }
+            }
+            Err(error) => {
+                if error.is_some_and(|error| error != TransportError::Cancelled) {
+                    self.stats.peer_failures += 1;
+                    self.group.failed(now, peer, &mut self.parts.rng);
+                }
+                None
+            }
+        };
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        let told = told.map(|told| told.map_err(|(kind, text)| OriginError::new(kind, text)));
+        match told {
+            Some(Err(error)) if error.kind.is_transient() => {}
+            Some(result) => return self.end_lookup(key, result),
+            None => {}
+        }
+        lookup.passed_over = true;
+        lookup.state = State::Ready;
+        self.lookups.ready.push_back(key);
+        self.set_lookup_timer(key);
     }
 
     /// A lookup's timer is due.
@@ -305,9 +528,15 @@ impl<P: Platform> Core<P> {
             .into_iter()
             .partition(|(deadline, _)| *deadline <= now);
         lookup.askers = rest;
-        let error = timeout_error(&lookup.question);
-        let mut cancel = None;
+        let lookup_question = lookup.question.clone();
+        let error = timeout_error(&lookup_question);
+        let (mut cancel, mut cancel_peer) = (None, None);
         let forsaken = lookup.askers.is_empty();
+        if let State::AtPeer(tag) = lookup.state
+            && forsaken
+        {
+            cancel_peer = Some(tag);
+        }
         if let State::Running { tag, cancelled } = &mut lookup.state
             && (forsaken || lookup.step_at <= now)
             && !std::mem::replace(cancelled, true)
@@ -324,8 +553,12 @@ impl<P: Platform> Core<P> {
         if let Some(tag) = cancel {
             self.parts.origin.cancel(tag);
         }
+        if let Some(tag) = cancel_peer {
+            self.parts.transport.cancel(tag);
+        }
+        let question = lookup_question;
         for (_, asker) in late {
-            asker.tell(Err(error.clone()));
+            self.tell(asker, &question, Err(error.clone()));
         }
         if forsaken {
             self.end_lookup(key, Err(error));
@@ -353,6 +586,14 @@ impl<P: Platform> Core<P> {
             {
                 let tag = *tag;
                 self.parts.origin.cancel(tag);
+            }
+            if let Some(Lookup {
+                state: State::AtPeer(tag),
+                ..
+            }) = self.lookups.get(key)
+            {
+                let tag = *tag;
+                self.parts.transport.cancel(tag);
             }
             self.end_lookup(key, Err(shutdown_error()));
         }

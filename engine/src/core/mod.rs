@@ -15,6 +15,7 @@
 //! | `keep` | handing what arrived to the disk tier |
 //! | `disk_events` | the disk tier's part of a turn |
 //! | `memory` | buffers, with eviction |
+//! | `findings` | what the owner of names remembers of the origin's answers |
 //! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
@@ -25,6 +26,7 @@ mod ahead;
 mod direct;
 mod disk_events;
 mod fill;
+mod findings;
 mod group;
 mod index;
 mod keep;
@@ -50,6 +52,7 @@ use std::time::Duration;
 use ahead::Ahead;
 use direct::Directs;
 use fill::{FillKey, Fills};
+use findings::Findings;
 use group::{Group, Reach};
 use index::{Index, StableMap};
 use load::Loads;
@@ -109,6 +112,8 @@ pub struct CoreConfig {
     pub me: PeerId,
     /// `--keep-copies`: disks keep what other members own, too.
     pub keep_copies: bool,
+    /// `--attr-ttl`: how long the owner of a name remembers what the origin said of it, in a group.
+    pub attr_ttl: Duration,
 }
 
 /// How a turn ended.
@@ -145,6 +150,8 @@ enum Tagged {
     Lookup(LookupKey),
     Pull(PullKey),
     Describe(PullKey),
+    /// Asked of this member.
+    Question(LookupKey, PeerId),
 }
 
 /// One core. Not `Send`: it is made on the thread that turns it.
@@ -170,6 +177,7 @@ pub struct Core<P: Platform> {
     /// Fills, and their bytes, that were not handed to the disk tier for want of memory.
     keeps_refused: (u64, u64),
     lookups: Lookups,
+    findings: Findings,
     timers: Timers,
     tags: StableMap<u64, Tagged>,
     stats: CoreStats,
@@ -216,6 +224,7 @@ impl<P: Platform> Core<P> {
             evict_for_disk_after: Time::default(),
             keeps_refused: (0, 0),
             lookups: Lookups::default(),
+            findings: Findings::default(),
             timers: Timers::default(),
             tags: StableMap::default(),
             stats: CoreStats::default(),

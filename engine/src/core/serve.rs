@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use super::group::Reach;
 use super::index::{StableMap, mask_of_bytes};
+use super::metadata::Question;
 use super::read::Read;
 use super::reader::Reader;
 use super::{Core, Tagged};
@@ -104,8 +105,8 @@ impl<P: Platform> Core<P> {
                     tag,
                     lease,
                     result,
+                    len_bytes,
                     checksums,
-                    ..
                 } => match self.tags.remove(&tag.0) {
                     Some(Tagged::Pull(key)) => {
                         self.pull_ended(now, key, lease, result, checksums);
@@ -113,6 +114,15 @@ impl<P: Platform> Core<P> {
                     Some(Tagged::Describe(key)) => {
                         drop(lease);
                         self.described(now, key, result == Ok(FetchStatus::Bytes));
+                    }
+                    Some(Tagged::Question(key, peer)) => {
+                        let bytes = lease.bytes().get(..len_bytes as usize).unwrap_or_default();
+                        let outcome = match result {
+                            Ok(FetchStatus::Bytes) => Ok(bytes),
+                            Ok(_) => Err(None),
+                            Err(error) => Err(Some(error)),
+                        };
+                        self.owner_told(now, key, peer, outcome);
                     }
                     _ => debug_assert!(false, "{tag:?} is nobody's"),
                 },
@@ -127,7 +137,9 @@ impl<P: Platform> Core<P> {
                         fetch,
                         deadline,
                     }),
-                    PeerAsk::Call { body, room_bytes } => self.take_call(handle, &body, room_bytes),
+                    PeerAsk::Call { body, room_bytes } => {
+                        self.take_call(now, (handle, room_bytes), deadline, &body);
+                    }
                 },
                 TransportEvent::Answered { payload, .. } => {
                     let len_bytes = payload.map_or(0, |payload| payload.len_bytes());
@@ -280,7 +292,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// A question other than for bytes.
-    fn take_call(&mut self, handle: RequestHandle, body: &[u8], room_bytes: u32) {
+    fn take_call(&mut self, now: Time, peer: (RequestHandle, u32), deadline: Time, body: &[u8]) {
+        let (handle, room_bytes) = peer;
         let answer = match Call::decode(body) {
             Ok(Call::Describe(object)) => {
                 self.serving.names.learn(object);
@@ -293,15 +306,34 @@ impl<P: Platform> Core<P> {
             }) => Some(CallAnswer::Cached {
                 bytes: self.cached_bytes(&object, offset, len_bytes),
             }),
+            Ok(Call::Head { bucket, key }) => {
+                let question = Question::Head(bucket, key);
+                return self.accept_question(now, question, deadline, peer);
+            }
+            Ok(Call::List(request)) => {
+                return self.accept_question(now, Question::List(request), deadline, peer);
+            }
             Ok(_) | Err(_) => None,
         };
-        let payload = answer.and_then(|answer| self.call_payload(&answer, room_bytes));
-        match payload {
-            Some(payload) => self.answer_peer(handle, FetchStatus::Bytes, Some(payload)),
+        match answer {
+            Some(answer) => self.answer_call(handle, &answer, room_bytes),
             None => {
                 let status = FetchStatus::Failed(PeerFailure::Invalid);
                 self.answer_peer(handle, status, None);
             }
+        }
+    }
+
+    /// Answers a call.
+    pub(super) fn answer_call(
+        &mut self,
+        handle: RequestHandle,
+        answer: &CallAnswer,
+        room_bytes: u32,
+    ) {
+        match self.call_payload(answer, room_bytes) {
+            Some(payload) => self.answer_peer(handle, FetchStatus::Bytes, Some(payload)),
+            None => self.answer_peer(handle, FetchStatus::Busy, None),
         }
     }
 

@@ -383,7 +383,7 @@ pub(super) fn entry_len_bytes(entry: &ListEntry) -> usize {
     }
 }
 
-fn page_len_bytes(page: &ListPage) -> usize {
+pub(crate) fn page_len_bytes(page: &ListPage) -> usize {
     page_base_bytes(page) + page.entries.iter().map(entry_len_bytes).sum::<usize>()
 }
 

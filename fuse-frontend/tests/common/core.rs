@@ -241,6 +241,7 @@ impl<R: Reply> RealEngine<R> {
                     io_timeout,
                     me: PeerId(0),
                     keep_copies: false,
+                    attr_ttl: Duration::from_secs(1),
                 };
                 turn::<R>(Core::new(parts, config), &ring, &stop);
             }));

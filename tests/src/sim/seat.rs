@@ -194,6 +194,7 @@ pub(super) fn seat(
         io_timeout: scenario.io_timeout,
         me: PeerId(0),
         keep_copies: false,
+        attr_ttl: Duration::from_secs(1),
     };
     let core = Core::new(parts, config);
     Ok((

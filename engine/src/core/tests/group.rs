@@ -4,6 +4,7 @@ use super::*;
 use crate::checksum::BlockSeed;
 use crate::identity::Slot;
 use crate::limits::{PAGE_BYTES, STRIPE_BYTES};
+use crate::wire::call::{Call, CallAnswer};
 
 const OTHERS: [PeerId; 3] = [PeerId(2), PeerId(3), PeerId(4)];
 const FAR: Time = Time(u64::MAX / 2);
@@ -147,7 +148,7 @@ impl Bench {
             handle: RequestHandle(1 << 40),
             peer: OTHERS[0],
             ask: PeerAsk::Call {
-                body: crate::wire::call::Call::Describe(self.object.clone()).encode(),
+                body: Call::Describe(self.object.clone()).encode(),
                 room_bytes: 4096,
             },
             deadline: FAR,
@@ -326,8 +327,8 @@ fn a_name_is_told_when_it_is_asked_for() {
         panic!("a description is expected, not {op:?}")
     };
     assert_eq!(to.peer, OTHERS[0]);
-    let told = crate::wire::call::Call::decode(&body).unwrap();
-    let expected = crate::wire::call::Call::Describe(bench.object.clone());
+    let told = Call::decode(&body).unwrap();
+    let expected = Call::Describe(bench.object.clone());
     assert_eq!(told, expected);
     lease.truncate(1);
     bench.end(tag, lease, Ok(FetchStatus::Bytes), Vec::new());
@@ -703,4 +704,218 @@ impl Bench {
             self.serve();
         }
     }
+}
+
+type Heads = Arc<Mutex<Vec<Result<ObjectMeta, OriginError>>>>;
+
+fn meta(key: &str) -> ObjectMeta {
+    ObjectMeta {
+        key: key.into(),
+        size_bytes: 42,
+        validator: Validator::ETag("\"e\"".into()),
+        modified_ns: 7,
+    }
+}
+
+impl Bench {
+    fn head(&mut self, key: &str) -> Heads {
+        let heads = Heads::default();
+        let told = heads.clone();
+        let request = crate::client::HeadRequest {
+            bucket: self.object.bucket.clone(),
+            key: key.into(),
+            deadline: self.clock.now() + TIMEOUT,
+            reply: Box::new(move |result| told.lock().push(result)),
+        };
+        self.ring.push(Request::Head(request)).unwrap();
+        self.turn();
+        heads
+    }
+
+    fn answer_head(&mut self, result: Result<ObjectMeta, OriginError>) {
+        let op = self.origin.0.borrow_mut().ops.pop_front();
+        let Some(OriginOp::Head(head)) = op else {
+            panic!("a HEAD is expected, not {op:?}")
+        };
+        self.push(OriginEvent::Head {
+            tag: head.tag,
+            result,
+        });
+        self.turn();
+    }
+
+    fn call(&mut self, handle: u64, call: &Call, room_bytes: u32) {
+        let event = TransportEvent::Request {
+            handle: RequestHandle(handle),
+            peer: OTHERS[0],
+            ask: PeerAsk::Call {
+                body: call.encode(),
+                room_bytes,
+            },
+            deadline: self.clock.now() + TIMEOUT,
+        };
+        self.transport.0.borrow_mut().events.push_back(event);
+        self.turn();
+    }
+
+    fn call_told(&mut self) -> CallAnswer {
+        let op = self.transport.0.borrow_mut().ops.pop_front();
+        let Some(TransportOp::Answer {
+            handle,
+            status: FetchStatus::Bytes,
+            payload: Some(payload),
+        }) = op
+        else {
+            panic!("an answer is expected, not {op:?}")
+        };
+        let bytes: Vec<u8> = payload
+            .parts
+            .iter()
+            .flat_map(|part| part.to_vec())
+            .collect();
+        let payload = Some(payload);
+        let event = TransportEvent::Answered { handle, payload };
+        self.transport.0.borrow_mut().events.push_back(event);
+        self.turn();
+        CallAnswer::decode(&bytes).unwrap()
+    }
+
+    /// A key whose name `who` owns.
+    fn key_of(&self, view: &Placement, who: PeerId) -> String {
+        let mut keys = (0..100).map(|n| format!("dir{n}/"));
+        keys.find(|key| view.owner(Slot::of_name(key)).unwrap().id == who)
+            .expect("he owns one of 100")
+    }
+}
+
+#[test]
+fn the_owner_of_a_name_is_asked_for_its_attributes_and_the_origin_when_it_is_silent() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let key = bench.key_of(&view, OTHERS[1]);
+    let first = bench.head(&key);
+    let second = bench.head(&key);
+    let op = bench.transport.0.borrow_mut().ops.pop_front();
+    let Some(TransportOp::Call {
+        tag,
+        to,
+        body,
+        mut lease,
+        ..
+    }) = op
+    else {
+        panic!("a call is expected, not {op:?}")
+    };
+    bench.nobody_asked();
+    assert_eq!(to.peer, OTHERS[1]);
+    let Ok(Call::Head { key: asked, .. }) = Call::decode(&body) else {
+        panic!("another call")
+    };
+    assert_eq!(&*asked, key);
+    let answer = CallAnswer::Head(Ok(meta(&key))).encode(65_536).unwrap();
+    lease.bytes_mut()[..answer.len()].copy_from_slice(&answer);
+    let event = TransportEvent::Fetched {
+        tag,
+        lease,
+        result: Ok(FetchStatus::Bytes),
+        len_bytes: answer.len() as u32,
+        checksums: Vec::new(),
+    };
+    bench.transport.0.borrow_mut().events.push_back(event);
+    bench.turn();
+    for heads in [first, second] {
+        assert_eq!(heads.lock()[..], [Ok(meta(&key))]);
+    }
+    assert!(bench.origin.0.borrow().ops.is_empty());
+    assert_eq!(bench.core.stats().heads, 0);
+    // Silent: the origin, within the same request.
+    let heads = bench.head(&key);
+    let op = bench.transport.0.borrow_mut().ops.pop_front();
+    let Some(TransportOp::Call { tag, lease, .. }) = op else {
+        panic!("a call is expected, not {op:?}")
+    };
+    bench.end(tag, lease, Err(TransportError::Unreachable), Vec::new());
+    bench.answer_head(Ok(meta(&key)));
+    assert_eq!(heads.lock()[..], [Ok(meta(&key))]);
+    assert_eq!(bench.core.lookups.len(), 0);
+}
+
+#[test]
+fn an_owner_fetches_attributes_once_in_their_lifetime_for_all() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let key = bench.key_of(&view, ME);
+    let call = Call::Head {
+        bucket: bench.object.bucket.clone(),
+        key: key.as_str().into(),
+    };
+    bench.call(1, &call, 65_536);
+    bench.call(2, &call, 65_536);
+    let own = bench.head(&key);
+    bench.answer_head(Ok(meta(&key)));
+    assert_eq!(own.lock()[..], [Ok(meta(&key))]);
+    for _ in 0..2 {
+        assert_eq!(bench.call_told(), CallAnswer::Head(Ok(meta(&key))));
+    }
+    // Remembered, for a second.
+    bench.call(3, &call, 65_536);
+    assert_eq!(bench.call_told(), CallAnswer::Head(Ok(meta(&key))));
+    assert_eq!(bench.core.stats().heads, 1);
+    bench.pass(Duration::from_millis(1_001));
+    bench.call(4, &call, 65_536);
+    let absent = OriginError::new(OriginErrorKind::NotFound, "gone");
+    bench.answer_head(Err(absent.clone()));
+    let told = CallAnswer::Head(Err((absent.kind, absent.detail.clone())));
+    assert_eq!(bench.call_told(), told);
+    // That there is none is remembered too.
+    bench.call(5, &call, 65_536);
+    assert_eq!(bench.call_told(), told);
+    assert_eq!(bench.core.stats().heads, 2);
+}
+
+#[test]
+fn a_long_page_goes_to_a_peer_in_parts_and_is_listed_once() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let prefix = bench.key_of(&view, ME);
+    let mut request = ListRequest {
+        bucket: bench.object.bucket.clone(),
+        prefix: prefix.as_str().into(),
+        delimited: true,
+        continuation: None,
+        entries_max: 1_000,
+    };
+    let entries: Vec<ListEntry> = (0..1_000)
+        .map(|n| ListEntry::Object(meta(&format!("{prefix}{n:04}{}", "x".repeat(900)))))
+        .collect();
+    let mut got = Vec::new();
+    for part in 0.. {
+        bench.call(part, &Call::List(request.clone()), 1 << 18);
+        if part == 0 {
+            let op = bench.origin.0.borrow_mut().ops.pop_front();
+            let Some(OriginOp::List(list)) = op else {
+                panic!("a LIST is expected, not {op:?}")
+            };
+            let page = ListPage {
+                entries: entries.clone(),
+                next: None,
+                left_out: 0,
+            };
+            bench.push(OriginEvent::List {
+                tag: list.tag,
+                result: Ok(page),
+            });
+            bench.turn();
+        }
+        let CallAnswer::List(Ok(page)) = bench.call_told() else {
+            panic!("another answer")
+        };
+        got.extend(page.entries);
+        match page.next {
+            Some(next) => request.continuation = Some(next),
+            None => break,
+        }
+    }
+    assert_eq!(got, entries);
+    assert_eq!(bench.core.stats().lists, 1);
 }

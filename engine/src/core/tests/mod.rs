@@ -189,6 +189,7 @@ impl Bench {
             io_timeout: TIMEOUT,
             me: ME,
             keep_copies: false,
+            attr_ttl: Duration::from_secs(1),
         };
         let object = object("key", object_bytes);
         Self {
