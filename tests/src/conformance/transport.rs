@@ -14,7 +14,7 @@ use forebay_engine::ports::{
 use super::{Verdict, demand};
 use crate::sim::rng::SimRng;
 
-const ARENA_BYTES: usize = 16 << 20;
+const ARENA_BYTES: usize = 64 << 20;
 /// Pumps after which something that has not happened counts as lost.
 const PUMPS_MAX: usize = 100_000;
 /// Fetches after which a transport that is never full counts as unbounded.
@@ -48,11 +48,22 @@ struct Fetched {
     tag: FetchTag,
     lease: Lease,
     result: Result<FetchStatus, TransportError>,
+    len_bytes: u32,
     checksums: Vec<u32>,
     at: Time,
 }
 
-/// A request that arrived.
+/// A call that arrived.
+#[derive(Debug)]
+struct Called {
+    end: usize,
+    handle: RequestHandle,
+    peer: PeerId,
+    body: Box<[u8]>,
+    room_bytes: u32,
+}
+
+/// A fetch that arrived.
 #[derive(Debug)]
 struct Asked {
     end: usize,
@@ -67,10 +78,13 @@ struct Bench<R> {
     tags: u64,
     /// Fetches under way: the buffer's address and length.
     fetches: BTreeMap<FetchTag, (usize, usize)>,
+    /// Those of them that are calls.
+    calls: BTreeSet<FetchTag>,
     /// Answers under way, by end and handle: the payload's address, if there is one.
     answers: Vec<(usize, RequestHandle, Option<usize>)>,
     fetched: Vec<Fetched>,
     asked: Vec<Asked>,
+    called: Vec<Called>,
 }
 
 fn address(bytes: &[u8]) -> (usize, usize) {
@@ -112,6 +126,8 @@ impl<R: TransportRig> Bench<R> {
             answers,
             fetched: Vec::new(),
             asked: Vec::new(),
+            calls: BTreeSet::new(),
+            called: Vec::new(),
         })
     }
 
@@ -264,18 +280,21 @@ impl<R: TransportRig> Bench<R> {
                     lent == address(lease.bytes()),
                     "{tag:?} came back with another lease than it was lent"
                 );
+                let is_call = self.calls.remove(&tag);
                 let expected = match result {
-                    Ok(FetchStatus::Bytes) => lease.len() as u32,
-                    _ => 0,
+                    Ok(FetchStatus::Bytes) if is_call => 0..=lease.len() as u32,
+                    Ok(FetchStatus::Bytes) => lease.len() as u32..=lease.len() as u32,
+                    _ => 0..=0,
                 };
                 demand!(
-                    len_bytes == expected,
+                    expected.contains(&len_bytes),
                     "{tag:?} ended as {result:?} with {len_bytes} bytes"
                 );
                 self.fetched.push(Fetched {
                     tag,
                     lease,
                     result,
+                    len_bytes,
                     checksums,
                     at: self.rig.now(),
                 });
@@ -285,17 +304,21 @@ impl<R: TransportRig> Bench<R> {
                 peer,
                 ask,
                 deadline: _,
-            } => {
-                let PeerAsk::Fetch(request) = ask else {
-                    return Err(format!("{handle:?} is no fetch: {ask:?}"));
-                };
-                self.asked.push(Asked {
+            } => match ask {
+                PeerAsk::Fetch(request) => self.asked.push(Asked {
                     end,
                     handle,
                     peer,
                     request,
-                });
-            }
+                }),
+                PeerAsk::Call { body, room_bytes } => self.called.push(Called {
+                    end,
+                    handle,
+                    peer,
+                    body,
+                    room_bytes,
+                }),
+            },
             TransportEvent::Answered { handle, payload } => {
                 let at = payload.as_ref().map(|payload| address(&payload.parts[0]).0);
                 let found = self
@@ -395,6 +418,11 @@ pub fn suite<R: TransportRig>(mut make: impl FnMut() -> R) -> Verdict {
     answers_to_nobody_end(make())?;
     wrong_answers_are_no_answers(make())?;
     an_unknown_peer_is_unreachable(make())?;
+    calls_arrive_whole(make())?;
+    wrong_answers_to_calls_are_no_answers(make())?;
+    for seed in 0..2 {
+        calls_and_fetches_mix(make(), seed)?;
+    }
     for seed in 0..4 {
         many_fetches_both_ways(make(), seed)?;
     }
@@ -442,6 +470,10 @@ pub fn every_operation_ends<R: TransportRig>(rig: R, seed: u64) -> Verdict {
 #[path = "transport_rules.rs"]
 mod rules;
 use rules::*;
+
+#[path = "transport_calls.rs"]
+mod call_rules;
+use call_rules::*;
 
 #[cfg(test)]
 #[path = "transport_tests.rs"]
