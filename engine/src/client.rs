@@ -34,6 +34,8 @@ pub enum Request<R> {
     Read(ReadRequest<R>),
     /// Bytes that will probably be read soon; no answer.
     Prefetch(PrefetchRequest),
+    /// Work on what is cached of a range.
+    Range(RangeRequest),
     /// Attributes of a key.
     Head(HeadRequest),
     /// One page of a listing.
@@ -76,6 +78,35 @@ pub struct PrefetchRequest {
     pub deadline: Time,
 }
 
+/// What to do with what is cached of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeWork {
+    /// Bring it to where it belongs: the disks of the member that owns it. Answered with the bytes that are cached
+    /// there then; fewer than asked for when the disks did not take them.
+    Warm,
+    /// Count the bytes that are cached where they belong.
+    Check,
+    /// Drop it, on every member. Answered with the bytes that were dropped; what a member's readers wait for, and
+    /// what a member that does not answer holds, stays.
+    Evict,
+}
+
+/// Work on what is cached of a range.
+pub struct RangeRequest {
+    /// What to do.
+    pub work: RangeWork,
+    /// Of which version.
+    pub object: Arc<ObjectVersion>,
+    /// First byte.
+    pub offset: u64,
+    /// How many, within one stripe.
+    pub len_bytes: u32,
+    /// When it must be answered.
+    pub deadline: Time,
+    /// How: with bytes.
+    pub reply: Callback<Result<u64, ReadError>>,
+}
+
 /// Attributes of a key.
 pub struct HeadRequest {
     /// Where.
@@ -113,7 +144,7 @@ macro_rules! opaque_debug {
         }
     )*};
 }
-opaque_debug!(HeadRequest, ListPageRequest, StatsRequest);
+opaque_debug!(RangeRequest, HeadRequest, ListPageRequest, StatsRequest);
 
 /// The whole answer of a read, or its part of one that crosses stripes.
 #[derive(Debug)]
@@ -371,6 +402,36 @@ impl<R: Reply> Client<R> {
                 .push(Request::Prefetch(request));
             at = stripe_end;
         }
+    }
+
+    /// Does `work` on a range of one stripe, within `within`. Of whole stripes and several in parallel a caller
+    /// sees to itself.
+    ///
+    /// # Errors
+    /// [`Full`] with the callback when the core's ring is full.
+    #[allow(clippy::type_complexity)]
+    pub fn range(
+        &self,
+        work: RangeWork,
+        object: &Arc<ObjectVersion>,
+        bytes: std::ops::Range<u64>,
+        within: Duration,
+        reply: Callback<Result<u64, ReadError>>,
+    ) -> Result<(), Full<Callback<Result<u64, ReadError>>>> {
+        let request = Request::Range(RangeRequest {
+            work,
+            object: object.clone(),
+            offset: bytes.start,
+            len_bytes: u32::try_from(bytes.end.saturating_sub(bytes.start)).unwrap_or(u32::MAX),
+            deadline: self.clock.now() + within,
+            reply,
+        });
+        self.ring_of_stripe(object, bytes.start)
+            .push(request)
+            .map_err(|Full(request)| match request {
+                Request::Range(request) => Full(request.reply),
+                _ => unreachable!("the ring gives back what was pushed"),
+            })
     }
 
     /// Attributes of `key`, from the origin; concurrent requests for one key share one HEAD.

@@ -55,6 +55,10 @@ pub const PREFETCH_PULLS_PER_CORE_MAX: usize = 64;
 /// What peers' requests wait for in memory, and what is lent to peers, each takes at most one part in this many of
 /// a core's arena.
 pub const SERVE_ARENA_SHARE: usize = 4;
+/// What warm-ups wait for in memory takes at most one part in this many of a core's arena.
+pub const JOB_ARENA_SHARE: usize = 8;
+/// Warm-ups, checks and evictions of ranges that one core has under way.
+pub const JOBS_PER_CORE_MAX: usize = 1_024;
 /// How often a range is asked for again at one peer that forgot a name.
 pub const NEED_NAME_MAX: u8 = 3;
 /// Serving members of one group.

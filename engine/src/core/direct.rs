@@ -20,6 +20,7 @@ use super::Core;
 use super::disk_events::{Ticket, reason};
 use super::index::{IdHasher, mask_of_bytes};
 use super::read::{Read, ReadKey, Route, Tier};
+use super::reader::LaneOf;
 use crate::arena::{Lease, Share};
 use crate::disk::{DiskMiss, DiskRead};
 use crate::identity::BlockId;
@@ -126,7 +127,7 @@ impl<P: Platform> Core<P> {
         mut read: Read<P::Reply>,
     ) -> Option<Read<P::Reply>> {
         if read.route == Route::Memory
-            || read.reader.is_peer()
+            || read.reader.lane() != LaneOf::Front
             || !self.parts.disk.is_present()
             || read.deadline <= now
         {

@@ -20,7 +20,7 @@ use crate::checksum::BlockSeed;
 use crate::identity::BlockId;
 use crate::limits::{
     CHUNKS_PER_BLOCK, HITS_MAX, INDEX_ENTRY_BYTES, INDEX_SHARE, PAGE_BYTES, SUB_BLOCK_BYTES,
-    SUB_BLOCKS_PER_CHUNK,
+    SUB_BLOCKS_PER_BLOCK, SUB_BLOCKS_PER_CHUNK,
 };
 
 /// Names an entry of the index while it exists.
@@ -181,7 +181,7 @@ pub(super) struct Block {
     pub in_flight: Mask,
     /// Handed to the disk tier and not on disk yet: it holds their buffers, evicting them would free
     /// nothing.
-    saving: Mask,
+    pub saving: Mask,
     /// Dropped since their checksum failed; fetched again with that reason.
     pub spoiled: Mask,
     /// Fills and loads that promise something.
@@ -495,6 +495,24 @@ impl Index {
         let gone = self.take_piece(key, sub);
         let block = &mut self.blocks[key];
         block.spoiled |= gone;
+        self.queues
+            .shrink(block.place, before - block.footprint_bytes);
+    }
+
+    /// Drops what is cached of a block and waited for by nobody.
+    pub fn drop_cached(&mut self, key: BlockKey) {
+        self.changes += 1;
+        let block = &self.blocks[key];
+        let before = block.footprint_bytes;
+        let waiters = block.waiters.iter();
+        let wanted = waiters.fold(0, |all, waiter| all | waiter.wants);
+        for sub in 0..SUB_BLOCKS_PER_BLOCK {
+            let piece = self.blocks[key].piece_at(sub);
+            if piece.is_some_and(|piece| piece.mask() & wanted == 0) {
+                self.take_piece(key, sub);
+            }
+        }
+        let block = &self.blocks[key];
         self.queues
             .shrink(block.place, before - block.footprint_bytes);
     }

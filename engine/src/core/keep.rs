@@ -2,7 +2,7 @@
 //! many.
 
 use super::Core;
-use super::index::{Block, Piece, mask_of_bytes};
+use super::index::{Block, Mask, Piece, mask_of_bytes};
 use crate::disk::Fill;
 use crate::identity::{BlockId, Slot};
 use crate::limits::{
@@ -54,6 +54,21 @@ impl<P: Platform> Core<P> {
         };
         let block = self.index.block(key);
         let fills: Vec<Fill> = block.pieces().map(|piece| piece.fill(block.id)).collect();
+        for fill in fills {
+            self.hand_over(now, fill);
+        }
+    }
+
+    /// Offers to the disk tier once more what it had no room for, of these sub-blocks of a block.
+    pub(super) fn keep_again(&mut self, now: Time, id: BlockId, subs: Mask) {
+        let Some(key) = self.index.find(id) else {
+            return;
+        };
+        let block = self.index.block(key);
+        let due = subs & !block.saving;
+        let pieces = block.pieces().filter(|piece| piece.mask() & due != 0);
+        let right = pieces.filter(|piece| piece.verify(block.seed, 0, piece.bytes.len()));
+        let fills: Vec<Fill> = right.map(|piece| piece.fill(id)).collect();
         for fill in fills {
             self.hand_over(now, fill);
         }

@@ -12,6 +12,7 @@
 //! | `serve` | peers' requests |
 //! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
 //! | `load` | a load's life: missing sub-blocks on their way from the disk tier |
+//! | `jobs` | warming, counting and dropping what is cached of a range |
 //! | `keep` | handing what arrived to the disk tier |
 //! | `disk_events` | the disk tier's part of a turn |
 //! | `memory` | buffers, with eviction |
@@ -29,6 +30,7 @@ mod fill;
 mod findings;
 mod group;
 mod index;
+mod jobs;
 mod keep;
 mod load;
 mod log_gate;
@@ -55,6 +57,7 @@ use fill::{FillKey, Fills};
 use findings::Findings;
 use group::{Group, Reach};
 use index::{Index, StableMap};
+use jobs::{JobKey, Jobs};
 use load::Loads;
 use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
@@ -73,7 +76,7 @@ use crate::limits::{
     READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
 };
 use crate::ports::{
-    Class, Clock, Membership, Origin, OriginEvent, OriginTag, PeerId, Platform, Time,
+    Class, Clock, Membership, Origin, OriginEvent, OriginTag, PeerId, Platform, Time, Transport,
 };
 use crate::ring::CoreRing;
 use crate::stats::CoreStats;
@@ -150,6 +153,7 @@ enum Tagged {
     Lookup(LookupKey),
     Pull(PullKey),
     Describe(PullKey),
+    Job(JobKey),
     /// Asked of this member.
     Question(LookupKey, PeerId),
 }
@@ -178,6 +182,7 @@ pub struct Core<P: Platform> {
     keeps_refused: (u64, u64),
     lookups: Lookups,
     findings: Findings,
+    jobs: Jobs,
     timers: Timers,
     tags: StableMap<u64, Tagged>,
     stats: CoreStats,
@@ -225,6 +230,7 @@ impl<P: Platform> Core<P> {
             keeps_refused: (0, 0),
             lookups: Lookups::default(),
             findings: Findings::default(),
+            jobs: Jobs::default(),
             timers: Timers::default(),
             tags: StableMap::default(),
             stats: CoreStats::default(),
@@ -282,7 +288,12 @@ impl<P: Platform> Core<P> {
         progressed |= hold_until == Time::NEVER && held;
         Turn {
             progressed,
-            wake_at: self.timers.next().min(disk_wake_at).min(hold_until),
+            wake_at: self
+                .timers
+                .next()
+                .min(disk_wake_at)
+                .min(self.parts.transport.wake_at())
+                .min(hold_until),
         }
     }
 
@@ -305,6 +316,7 @@ impl<P: Platform> Core<P> {
             && self.serving.is_quiet()
             && self.parts.disk.is_quiet()
             && self.lookups.len() == 0
+            && self.jobs.len() == 0
             && self.tags.is_empty()
     }
 
@@ -404,9 +416,12 @@ impl<P: Platform> Core<P> {
                 return taken > 0;
             };
             match request {
-                Request::Read(_) | Request::Prefetch(_) if holds => self.held.push_back(request),
+                Request::Read(_) | Request::Prefetch(_) | Request::Range(_) if holds => {
+                    self.held.push_back(request)
+                }
                 Request::Read(read) => self.accept_read(now, read),
                 Request::Prefetch(prefetch) => self.accept_prefetch(now, prefetch),
+                Request::Range(range) => self.accept_range(now, range),
                 Request::Head(head) => self.accept_head(now, head),
                 Request::List(list) => self.accept_list(now, list),
                 Request::Stats(request) => (request.reply)(Box::new(self.stats())),
@@ -460,6 +475,7 @@ impl<P: Platform> Core<P> {
                 Due::Fill(key) => self.fill_due(key),
                 Due::Lookup(key) => self.lookup_due(now, key),
                 Due::Pull(key) => self.pull_due(key),
+                Due::Job(key) => self.job_due(now, key),
             }
         }
         fired
@@ -467,6 +483,7 @@ impl<P: Platform> Core<P> {
 
     fn shut_down(&mut self) {
         self.shutting_down = true;
+        self.refuse_all_jobs();
         self.refuse_all_reads();
         self.refuse_all_lookups();
         self.cancel_fills();

@@ -18,15 +18,15 @@ use super::Core;
 use super::group::Reach;
 use super::index::{BlockKey, Mask, Waiter, mask_of_bytes};
 use super::plan::{Ask, Planned};
-use super::reader::Reader;
+use super::reader::{LaneOf, Reader};
 use super::serve::PeerReader;
 use super::timers::Due;
 use crate::client::{Answer, ReadRequest};
 use crate::errors::ReadError;
 use crate::identity::{BlockId, ObjectVersion};
 use crate::limits::{
-    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, OBJECT_BYTES_MAX, READ_BYTES_MAX, SERVE_ARENA_SHARE,
-    STRIPE_BYTES, SUB_BLOCK_BYTES,
+    BLOCK_BYTES, CHECKSUM_RETRIES_MAX, OBJECT_BYTES_MAX, READ_BYTES_MAX, STRIPE_BYTES,
+    SUB_BLOCK_BYTES,
 };
 use crate::ports::{Class, Clock, PeerFetch, Platform, Time};
 use crate::stats::Reason;
@@ -118,7 +118,8 @@ impl<R> Read<R> {
         }
     }
 
-    fn bare(
+    /// A read of bytes, for whoever it is.
+    pub fn bare(
         id: u64,
         object: Arc<ObjectVersion>,
         bytes: Range<u64>,
@@ -308,8 +309,10 @@ impl<P: Platform> Core<P> {
 
     /// Answers with bytes that are present and verified.
     fn reply(&mut self, read: Read<P::Reply>) {
-        if read.reader.is_peer() {
-            return self.serve(read);
+        match read.reader {
+            Reader::Front(_) => {}
+            Reader::Peer(_) => return self.serve(read),
+            Reader::Job(key) => return self.job_read(self.now, key, Ok(())),
         }
         let len = read.len_bytes as usize;
         let mut keys: [Option<BlockKey>; 2] = [None; 2];
@@ -400,6 +403,7 @@ impl<P: Platform> Core<P> {
         match read.reader {
             Reader::Front(answer) => self.refuse_front(answer, error),
             Reader::Peer(peer) => self.refuse_peer(peer, &error),
+            Reader::Job(key) => self.job_read(self.now, key, Err(error)),
         }
     }
 
@@ -418,13 +422,13 @@ impl<P: Platform> Core<P> {
         }
         // From here on it waits for the index: waking it must not take buffers.
         read.route = Route::Memory;
-        let (footprint, is_peer) = (read.footprint_bytes(), read.reader.is_peer());
-        let share_bytes = self.lane_bytes(is_peer);
-        let lane = self.lanes.of(is_peer);
+        let (footprint, lane_of) = (read.footprint_bytes(), read.reader.lane());
+        let share_bytes = lane_of.share_bytes(self.parts.arena.capacity_bytes());
+        let lane = self.lanes.of(lane_of);
         let fits = lane.waiting_room.is_empty() && lane.has_room_for(footprint, share_bytes);
         if !read.admitted && !fits {
             let key = self.park(read);
-            return self.lanes.of(is_peer).waiting_room.push_back(key);
+            return self.lanes.of(lane_of).waiting_room.push_back(key);
         }
         read.admitted = true;
         lane.admitted_bytes += footprint;
@@ -451,29 +455,20 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// How much of the arena the reads of one lane may wait for together.
-    fn lane_bytes(&self, is_peer: bool) -> usize {
-        let capacity = self.parts.arena.capacity_bytes();
-        match is_peer {
-            false => capacity / 2,
-            true => capacity / SERVE_ARENA_SHARE,
-        }
-    }
-
     /// Lets reads in that wait for room.
     pub(super) fn admit_reads(&mut self, now: Time) {
-        for is_peer in [false, true] {
-            self.admit_lane(now, is_peer);
+        for lane in LaneOf::ALL {
+            self.admit_lane(now, lane);
         }
     }
 
-    fn admit_lane(&mut self, now: Time, is_peer: bool) {
-        let share_bytes = self.lane_bytes(is_peer);
-        while let Some(key) = self.lanes.of(is_peer).waiting_room.pop_front() {
+    fn admit_lane(&mut self, now: Time, lane_of: LaneOf) {
+        let share_bytes = lane_of.share_bytes(self.parts.arena.capacity_bytes());
+        while let Some(key) = self.lanes.of(lane_of).waiting_room.pop_front() {
             let Some(read) = self.reads.get(key.slot).filter(|read| read.id == key.id) else {
                 continue;
             };
-            let lane = self.lanes.of(is_peer);
+            let lane = self.lanes.of(lane_of);
             if !lane.has_room_for(read.footprint_bytes(), share_bytes) {
                 return lane.waiting_room.push_front(key);
             }
@@ -546,7 +541,7 @@ impl<P: Platform> Core<P> {
         if !read.admitted {
             return Some(read);
         }
-        self.lanes.of(read.reader.is_peer()).admitted_bytes -= read.footprint_bytes();
+        self.lanes.of(read.reader.lane()).admitted_bytes -= read.footprint_bytes();
         for span in read.spans() {
             if let Some(block) = self.index.find(span.block)
                 && Some(block) != except

@@ -2,9 +2,11 @@
 
 use std::collections::VecDeque;
 
+use super::jobs::JobKey;
 use super::read::ReadKey;
 use super::serve::PeerReader;
 use crate::client::{Answer, Reply};
+use crate::limits::{JOB_ARENA_SHARE, SERVE_ARENA_SHARE};
 
 /// Whom a read is for.
 #[derive(Debug)]
@@ -13,6 +15,8 @@ pub(super) enum Reader<R> {
     Front(Answer<R>),
     /// A peer.
     Peer(PeerReader),
+    /// A warm-up on this node.
+    Job(JobKey),
 }
 
 impl<R: Reply> Reader<R> {
@@ -20,7 +24,9 @@ impl<R: Reply> Reader<R> {
     pub fn data(self, bytes: &[u8]) {
         match self {
             Reader::Front(answer) => answer.data(bytes),
-            Reader::Peer(_) => debug_assert!(false, "peers are answered from frozen buffers"),
+            Reader::Peer(_) | Reader::Job(_) => {
+                debug_assert!(false, "only a front end takes bytes");
+            }
         }
     }
 }
@@ -31,8 +37,38 @@ impl<R> Reader<R> {
         matches!(self, Reader::Peer(peer) if !peer.verify)
     }
 
+    /// The lane that it waits in.
+    pub fn lane(&self) -> LaneOf {
+        match self {
+            Reader::Front(_) => LaneOf::Front,
+            Reader::Peer(_) => LaneOf::Peer,
+            Reader::Job(_) => LaneOf::Job,
+        }
+    }
+
     pub fn is_peer(&self) -> bool {
         matches!(self, Reader::Peer(_))
+    }
+}
+
+/// Who waits together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LaneOf {
+    Front,
+    Peer,
+    Job,
+}
+
+impl LaneOf {
+    pub const ALL: [Self; 3] = [Self::Front, Self::Peer, Self::Job];
+
+    /// How much of an arena the reads of this lane may wait for together.
+    pub fn share_bytes(self, arena_bytes: usize) -> usize {
+        match self {
+            LaneOf::Front => arena_bytes / 2,
+            LaneOf::Peer => arena_bytes / SERVE_ARENA_SHARE,
+            LaneOf::Job => arena_bytes / JOB_ARENA_SHARE,
+        }
     }
 }
 
@@ -45,14 +81,14 @@ pub(super) struct Lane {
     pub waiting_room: VecDeque<ReadKey>,
 }
 
-/// This node's readers, and peers. Neither waits for the other's room: else two members whose readers
+/// This node's readers, peers, warm-ups. None waits for the other's room: else two members whose readers
 /// wait for each other would wait for ever.
 #[derive(Debug, Default)]
-pub(super) struct Lanes([Lane; 2]);
+pub(super) struct Lanes([Lane; 3]);
 
 impl Lanes {
-    pub fn of(&mut self, is_peer: bool) -> &mut Lane {
-        &mut self.0[usize::from(is_peer)]
+    pub fn of(&mut self, lane: LaneOf) -> &mut Lane {
+        &mut self.0[lane as usize]
     }
 
     /// Whether someone waits for room where there is nothing to wait for.

@@ -8,14 +8,15 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::group::Reach;
-use super::index::{StableMap, mask_of_bytes};
+use super::index::StableMap;
 use super::metadata::Question;
 use super::read::Read;
 use super::reader::Reader;
 use super::{Core, Tagged};
 use crate::arena::Share;
-use crate::errors::{OriginErrorKind, ReadError};
-use crate::identity::{BlockId, ObjectId, ObjectVersion, Slot};
+use crate::client::RangeWork;
+use crate::errors::ReadError;
+use crate::identity::{ObjectId, ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, NAMES_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX,
     SERVE_ARENA_SHARE,
@@ -123,6 +124,10 @@ impl<P: Platform> Core<P> {
                             Err(error) => Err(Some(error)),
                         };
                         self.owner_told(now, key, peer, outcome);
+                    }
+                    Some(Tagged::Job(key)) => {
+                        let bytes = lease.bytes().get(..len_bytes as usize);
+                        self.job_told(key, bytes.filter(|_| result == Ok(FetchStatus::Bytes)));
                     }
                     _ => debug_assert!(false, "{tag:?} is nobody's"),
                 },
@@ -250,25 +255,18 @@ impl<P: Platform> Core<P> {
                 self.stats.serves_declined += 1;
                 self.answer_peer(peer.handle, peer.otherwise, None);
             }
-            Reader::Front(_) => self.refuse(read, ReadError::Invalid),
+            Reader::Front(_) | Reader::Job(_) => self.refuse(read, ReadError::Invalid),
         }
     }
 
     /// Tells a peer why it gets no bytes.
     pub(super) fn refuse_peer(&mut self, peer: PeerReader, error: &ReadError) {
         self.stats.serve_errors += 1;
-        let failure = match error {
-            ReadError::Deadline => PeerFailure::Deadline,
-            ReadError::VersionChanged => PeerFailure::Origin(OriginErrorKind::VersionChanged),
-            ReadError::Origin(error) => PeerFailure::Origin(error.kind),
-            ReadError::Checksum => PeerFailure::Checksum,
-            ReadError::Invalid => PeerFailure::Invalid,
-            ReadError::Shutdown => PeerFailure::Shutdown,
-        };
+        let failure = PeerFailure::of(error);
         self.answer_peer(peer.handle, FetchStatus::Failed(failure), None);
     }
 
-    fn answer_peer(
+    pub(super) fn answer_peer(
         &mut self,
         handle: RequestHandle,
         status: FetchStatus,
@@ -299,13 +297,6 @@ impl<P: Platform> Core<P> {
                 self.serving.names.learn(object);
                 Some(CallAnswer::Done)
             }
-            Ok(Call::Check {
-                object,
-                offset,
-                len_bytes,
-            }) => Some(CallAnswer::Cached {
-                bytes: self.cached_bytes(&object, offset, len_bytes),
-            }),
             Ok(Call::Head { bucket, key }) => {
                 let question = Question::Head(bucket, key);
                 return self.accept_question(now, question, deadline, peer);
@@ -313,7 +304,35 @@ impl<P: Platform> Core<P> {
             Ok(Call::List(request)) => {
                 return self.accept_question(now, Question::List(request), deadline, peer);
             }
-            Ok(_) | Err(_) => None,
+            Ok(Call::Warm {
+                object,
+                offset,
+                len_bytes,
+            }) => {
+                self.serving.names.learn(object.clone());
+                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
+                let work = RangeWork::Warm;
+                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
+            }
+            Ok(Call::Check {
+                object,
+                offset,
+                len_bytes,
+            }) => {
+                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
+                let work = RangeWork::Check;
+                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
+            }
+            Ok(Call::Evict {
+                object,
+                offset,
+                len_bytes,
+            }) => {
+                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
+                let work = RangeWork::Evict;
+                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
+            }
+            Err(_) => None,
         };
         match answer {
             Some(answer) => self.answer_call(handle, &answer, room_bytes),
@@ -347,33 +366,6 @@ impl<P: Platform> Core<P> {
             parts,
             checksums: Vec::new(),
         })
-    }
-
-    /// Bytes of a range that are in memory or on disk.
-    fn cached_bytes(&self, object: &ObjectVersion, offset: u64, len_bytes: u32) -> u64 {
-        let end = offset
-            .saturating_add(u64::from(len_bytes))
-            .min(object.size_bytes.min(OBJECT_BYTES_MAX));
-        let (mut at, mut bytes) = (offset, 0);
-        while at < end {
-            let id: BlockId = object.block(at);
-            let block_bytes = object.block_len_bytes(id.index);
-            let start = (at - id.offset()) as usize;
-            let stop = ((end - id.offset()) as usize).min(block_bytes);
-            let present = self
-                .index
-                .find(id)
-                .map_or(0, |key| self.index.block(key).present);
-            let mut here = (present | self.on_disk(id, block_bytes)) & mask_of_bytes(start, stop);
-            while here != 0 {
-                let sub = here.trailing_zeros() as usize * crate::limits::SUB_BLOCK_BYTES;
-                let sub_end = (sub + crate::limits::SUB_BLOCK_BYTES).min(stop);
-                bytes += (sub_end - sub.max(start)) as u64;
-                here &= here - 1;
-            }
-            at = id.offset() + BLOCK_BYTES as u64;
-        }
-        bytes
     }
 }
 

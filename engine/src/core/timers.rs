@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::fill::FillKey;
+use super::jobs::JobKey;
 use super::metadata::LookupKey;
 use super::pull::PullKey;
 use super::read::ReadKey;
@@ -20,6 +21,8 @@ pub(super) enum Due {
     Lookup(LookupKey),
     /// A pull's back-off ends.
     Pull(PullKey),
+    /// A job's deadline, or the end of its pause.
+    Job(JobKey),
 }
 
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 
 use super::{Full, Time};
 use crate::arena::{Frozen, Lease};
-use crate::errors::OriginErrorKind;
+use crate::errors::{OriginErrorKind, ReadError};
 use crate::identity::ObjectId;
 pub use crate::placement::PeerId;
 
@@ -94,6 +94,20 @@ pub enum PeerFailure {
     Shutdown,
     /// It does not understand the request.
     Invalid,
+}
+
+impl PeerFailure {
+    /// What a peer is told of an error.
+    pub fn of(error: &ReadError) -> Self {
+        match error {
+            ReadError::Deadline => PeerFailure::Deadline,
+            ReadError::VersionChanged => PeerFailure::Origin(OriginErrorKind::VersionChanged),
+            ReadError::Origin(error) => PeerFailure::Origin(error.kind),
+            ReadError::Checksum => PeerFailure::Checksum,
+            ReadError::Invalid => PeerFailure::Invalid,
+            ReadError::Shutdown => PeerFailure::Shutdown,
+        }
+    }
 }
 
 /// Why a request to a peer got no answer.

@@ -6,10 +6,10 @@ use crate::identity::Slot;
 use crate::limits::{PAGE_BYTES, STRIPE_BYTES};
 use crate::wire::call::{Call, CallAnswer};
 
-const OTHERS: [PeerId; 3] = [PeerId(2), PeerId(3), PeerId(4)];
+pub(super) const OTHERS: [PeerId; 3] = [PeerId(2), PeerId(3), PeerId(4)];
 const FAR: Time = Time(u64::MAX / 2);
 
-fn placement(members: &[(PeerId, u32)]) -> Arc<Placement> {
+pub(super) fn placement(members: &[(PeerId, u32)]) -> Arc<Placement> {
     let members = members.iter().map(|(id, weight)| Member {
         id: *id,
         weight: *weight,
@@ -19,7 +19,7 @@ fn placement(members: &[(PeerId, u32)]) -> Arc<Placement> {
     Arc::new(Placement::new(View::new(members.collect())))
 }
 
-fn everyone() -> Arc<Placement> {
+pub(super) fn everyone() -> Arc<Placement> {
     placement(&[(ME, 1), (OTHERS[0], 1), (OTHERS[1], 1), (OTHERS[2], 1)])
 }
 
@@ -39,13 +39,13 @@ impl Bench {
         bench
     }
 
-    fn view(&mut self, view: Arc<Placement>) {
+    pub(super) fn view(&mut self, view: Arc<Placement>) {
         self.views.0.borrow_mut().push_back(view);
         self.turn();
     }
 
     /// Where a stripe begins of which `rank` in the view is `who`.
-    fn stripe_of(&self, view: &Placement, who: PeerId, rank: usize) -> u64 {
+    pub(super) fn stripe_of(&self, view: &Placement, who: PeerId, rank: usize) -> u64 {
         let mut stripes = (0..64).map(|n| n * STRIPE_BYTES as u64);
         let is_his = |at: &u64| {
             let slot = Slot::of_stripe(self.object.id, *at);
@@ -73,7 +73,7 @@ impl Bench {
         }
     }
 
-    fn nobody_asked(&self) {
+    pub(super) fn nobody_asked(&self) {
         let script = self.transport.0.borrow();
         assert!(script.ops.is_empty(), "{:?}", script.ops);
     }
@@ -94,7 +94,7 @@ impl Bench {
         self.end(asked.tag, asked.lease, result, Vec::new());
     }
 
-    fn end(
+    pub(super) fn end(
         &mut self,
         tag: FetchTag,
         lease: Lease,
@@ -159,7 +159,7 @@ impl Bench {
     }
 
     /// The oldest answer to a peer; of bytes, where they begin is checked by the caller.
-    fn told(&mut self) -> (u64, FetchStatus, Option<Vec<u8>>) {
+    pub(super) fn told(&mut self) -> (u64, FetchStatus, Option<Vec<u8>>) {
         let op = self.transport.0.borrow_mut().ops.pop_front();
         let Some(TransportOp::Answer {
             handle,
@@ -744,7 +744,7 @@ impl Bench {
         self.turn();
     }
 
-    fn call(&mut self, handle: u64, call: &Call, room_bytes: u32) {
+    pub(super) fn call(&mut self, handle: u64, call: &Call, room_bytes: u32) {
         let event = TransportEvent::Request {
             handle: RequestHandle(handle),
             peer: OTHERS[0],
@@ -758,7 +758,7 @@ impl Bench {
         self.turn();
     }
 
-    fn call_told(&mut self) -> CallAnswer {
+    pub(super) fn call_told(&mut self) -> CallAnswer {
         let op = self.transport.0.borrow_mut().ops.pop_front();
         let Some(TransportOp::Answer {
             handle,

@@ -3,6 +3,7 @@
 mod disk;
 mod disk_faults;
 mod group;
+mod jobs;
 mod mem_device;
 mod memory;
 mod origin;

@@ -1,0 +1,228 @@
+//! Warming, checking and dropping ranges.
+
+use super::disk::{ARENA, OBJECT, media};
+use super::group::{OTHERS, everyone};
+use super::*;
+use crate::client::{RangeRequest, RangeWork};
+use crate::limits::STRIPE_BYTES;
+use crate::wire::call::{Call, CallAnswer};
+
+type Told = Arc<Mutex<Vec<Result<u64, ReadError>>>>;
+
+const STRIPE: u64 = STRIPE_BYTES as u64;
+
+impl Bench {
+    fn range(&mut self, work: RangeWork, offset: u64, len: u64) -> Told {
+        let told = Told::default();
+        let heard = told.clone();
+        let request = RangeRequest {
+            work,
+            object: self.object.clone(),
+            offset,
+            len_bytes: len as u32,
+            deadline: self.clock.now() + TIMEOUT,
+            reply: Box::new(move |result| heard.lock().push(result)),
+        };
+        self.ring.push(Request::Range(request)).unwrap();
+        self.turn();
+        told
+    }
+
+    /// Serves the origin and lets time pass until the job is done.
+    fn finish(&mut self, told: &Told) -> Result<u64, ReadError> {
+        for _ in 0..4_000 {
+            if let Some(result) = told.lock().first() {
+                return result.clone();
+            }
+            if self.origin.0.borrow().ops.is_empty() {
+                self.pass(Duration::from_millis(5));
+            } else {
+                self.serve();
+            }
+        }
+        panic!("the job never ends");
+    }
+}
+
+#[test]
+fn a_warm_up_brings_a_stripe_to_disk_in_long_gets_and_memory_stays_small() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    assert!(bench.gets()[0].1 >= 2 * MIB, "{:?}", bench.gets());
+    assert_eq!(bench.finish(&told), Ok(STRIPE));
+    bench.evict_all();
+    let check = bench.range(RangeWork::Check, 0, STRIPE);
+    assert_eq!(check.lock()[..], [Ok(STRIPE)]);
+    let stats = bench.core.stats();
+    assert_eq!(stats.ledger.total_bytes(), STRIPE);
+    assert_eq!(stats.reads, 0, "a warm-up is no reader");
+    // Again: nothing to do, and nothing read from the disk.
+    let reads = bench.device().reads;
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    assert_eq!(bench.finish(&told), Ok(STRIPE));
+    assert_eq!(bench.device().reads, reads);
+    assert_eq!(bench.core.stats().ledger.total_bytes(), STRIPE);
+}
+
+#[test]
+fn a_warm_up_waits_for_a_slow_disk_and_loses_nothing() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    let jobs: Vec<Told> = (0..8)
+        .map(|n| bench.range(RangeWork::Warm, n * STRIPE, STRIPE))
+        .collect();
+    for told in &jobs {
+        assert_eq!(bench.finish(told), Ok(STRIPE));
+    }
+    assert_eq!(bench.core.stats().ledger.total_bytes(), 8 * STRIPE);
+    assert_eq!(bench.core.lanes.admitted_bytes(), 0);
+    assert_eq!(bench.core.jobs.len(), 0);
+}
+
+#[test]
+fn a_warm_up_of_a_node_without_disk_fills_memory() {
+    let mut bench = Bench::new(64 * MIB, OBJECT);
+    let told = bench.range(RangeWork::Warm, 5 * MIB, 3 * MIB + 5);
+    assert_eq!(bench.finish(&told), Ok(3 * MIB + 5));
+}
+
+#[test]
+fn readers_go_before_a_warm_up() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    let outcome = bench.read(3 * STRIPE, 4096, 0);
+    bench.turn();
+    bench.serve_all();
+    expect_bytes(&outcome, 3 * STRIPE, 4096);
+    assert_eq!(bench.finish(&told), Ok(STRIPE));
+}
+
+#[test]
+fn a_warm_up_of_what_the_origin_no_longer_has_fails() {
+    let mut bench = Bench::new(64 * MIB, OBJECT);
+    let told = bench.range(RangeWork::Warm, 0, MIB);
+    bench.fail(OriginErrorKind::VersionChanged, 0);
+    bench.turn();
+    assert_eq!(told.lock()[..], [Err(ReadError::VersionChanged)]);
+    let told = bench.range(RangeWork::Warm, 0, MIB);
+    bench.fail(OriginErrorKind::Unavailable, 0);
+    assert_eq!(bench.finish(&told), Ok(MIB), "it tries again");
+}
+
+#[test]
+fn the_owner_is_told_to_warm_and_asked_what_it_holds() {
+    let view = everyone();
+    let mut bench = Bench::new(64 * MIB, 1 << 30);
+    bench.view(view.clone());
+    let at = bench.stripe_of(&view, OTHERS[0], 0);
+    for (work, answer) in [(RangeWork::Warm, 77), (RangeWork::Check, 5)] {
+        let told = bench.range(work, at, STRIPE);
+        let op = bench.transport.0.borrow_mut().ops.pop_front();
+        let Some(TransportOp::Call {
+            tag,
+            to,
+            body,
+            mut lease,
+            class,
+            ..
+        }) = op
+        else {
+            panic!("a call is expected, not {op:?}")
+        };
+        assert_eq!((to.peer, class), (OTHERS[0], Class::WarmUp));
+        match Call::decode(&body).unwrap() {
+            Call::Warm { offset, .. } | Call::Check { offset, .. } => assert_eq!(offset, at),
+            other => panic!("{other:?}"),
+        }
+        let bytes = CallAnswer::Cached { bytes: answer }.encode(4096).unwrap();
+        lease.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        lease.truncate(bytes.len());
+        bench.end(tag, lease, Ok(FetchStatus::Bytes), Vec::new());
+        assert_eq!(told.lock()[..], [Ok(answer)]);
+    }
+    let told = bench.range(RangeWork::Warm, at, STRIPE);
+    let op = bench.transport.0.borrow_mut().ops.pop_front();
+    let Some(TransportOp::Call { tag, lease, .. }) = op else {
+        panic!("a call is expected, not {op:?}")
+    };
+    bench.end(tag, lease, Err(TransportError::Unreachable), Vec::new());
+    assert!(matches!(told.lock()[..], [Err(ReadError::Origin(_))]));
+    assert_eq!(bench.core.jobs.len(), 0);
+}
+
+#[test]
+fn a_peer_may_have_warmed_only_what_is_owned_here() {
+    let view = everyone();
+    let mut bench = Bench::new(64 * MIB, 1 << 30);
+    bench.view(view.clone());
+    let (mine, his) = (
+        bench.stripe_of(&view, ME, 0),
+        bench.stripe_of(&view, OTHERS[1], 0),
+    );
+    let warm = |bench: &Bench, offset| Call::Warm {
+        object: bench.object.clone(),
+        offset,
+        len_bytes: MIB as u32,
+    };
+    let call = warm(&bench, his);
+    bench.call(1, &call, 4096);
+    let owner = OTHERS[1];
+    assert_eq!(bench.told().1, FetchStatus::NotOwner { owner });
+    let call = warm(&bench, mine);
+    bench.call(2, &call, 4096);
+    bench.nobody_asked();
+    bench.serve_all();
+    bench.pass(Duration::from_millis(1));
+    assert_eq!(bench.call_told(), CallAnswer::Cached { bytes: MIB });
+}
+
+#[test]
+fn what_is_evicted_is_gone_here_and_at_every_member() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    bench.view(everyone());
+    let call = Call::Warm {
+        object: bench.object.clone(),
+        offset: bench.stripe_of(&everyone(), ME, 0),
+        len_bytes: MIB as u32,
+    };
+    bench.call(1, &call, 4096);
+    bench.serve_all();
+    bench.settle();
+    bench.pass(Duration::from_millis(20));
+    assert_eq!(bench.call_told(), CallAnswer::Cached { bytes: MIB });
+    let at = bench.stripe_of(&everyone(), ME, 0);
+    let told = bench.range(RangeWork::Evict, at, STRIPE);
+    for other in OTHERS {
+        let op = bench.transport.0.borrow_mut().ops.pop_front();
+        let Some(TransportOp::Call {
+            tag, to, mut lease, ..
+        }) = op
+        else {
+            panic!("a call is expected, not {op:?}")
+        };
+        assert_eq!(to.peer, other);
+        let bytes = CallAnswer::Cached { bytes: 10 }.encode(4096).unwrap();
+        lease.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
+        lease.truncate(bytes.len());
+        bench.end(tag, lease, Ok(FetchStatus::Bytes), Vec::new());
+    }
+    assert_eq!(told.lock()[..], [Ok(MIB + 30)]);
+    let check = bench.range(RangeWork::Check, at, STRIPE);
+    assert_eq!(check.lock()[..], [Ok(0)]);
+}
+
+#[test]
+fn nonsense_is_refused_and_a_shutdown_ends_jobs() {
+    let mut bench = Bench::new(64 * MIB, OBJECT);
+    for (offset, len) in [(STRIPE - 1, 2), (OBJECT, 1), (5, 0), (u64::MAX, 1)] {
+        let told = bench.range(RangeWork::Warm, offset, len);
+        assert_eq!(told.lock()[..], [Err(ReadError::Invalid)], "{offset} {len}");
+    }
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    bench.ring.push(Request::Shutdown).unwrap();
+    bench.turn();
+    assert_eq!(told.lock()[..], [Err(ReadError::Shutdown)]);
+}
