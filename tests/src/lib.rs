@@ -9,6 +9,7 @@
 //! | [`s3`] | an S3 server in this process, with faults and counts |
 //! | [`devices`] | block devices that stack over others, and places for real ones |
 //! | [`harness`] | the real programs as children: `forebay mount`, SeaweedFS |
+//! | [`peer`] | a peer without an engine, for tests of transports |
 //! | [`demo`] | what `make demo` runs |
 
 #![forbid(unsafe_code)]
@@ -18,5 +19,6 @@ pub mod demo;
 pub mod devices;
 pub mod disk;
 pub mod harness;
+pub mod peer;
 pub mod s3;
 pub mod sim;
