@@ -201,11 +201,12 @@ impl DiskIndex {
     /// removed and handed out first. False when the index is full; nothing was changed then.
     pub fn insert(&mut self, extent: Extent, removed: &mut impl FnMut(Extent)) -> bool {
         debug_assert!(extent.pages > 0);
-        self.remove_of_block(extent.block, |other| extent.encloses(other), removed);
+        let bucket = self.bucket(extent.block);
+        let encloses = |other: &Extent| extent.encloses(other);
+        self.remove_in(bucket, extent.block, encloses, removed);
         let Some(id) = self.allocate() else {
             return false;
         };
-        let bucket = self.bucket(extent.block);
         let next = self.head(bucket);
         self.store(id, &Entry { extent, next });
         self.set_head(bucket, id);
@@ -222,9 +223,10 @@ impl DiskIndex {
             *head = self.head(self.bucket(block));
         }
         if self.used > 0 {
-            // Without a branch on what is being loaded: an empty bucket looks at the first entry.
-            let touched = heads.map(|head| self.entry(head.max(1)).next);
-            std::hint::black_box(touched);
+            // Without a branch on what is being loaded: where there is none, a look at the first entry.
+            let seconds = heads.map(|head| self.entry(head.max(1)).next);
+            let thirds = seconds.map(|second| self.entry(second.max(1)).next);
+            std::hint::black_box(thirds);
         }
     }
 
@@ -367,7 +369,17 @@ impl DiskIndex {
         condition: impl Fn(&Extent) -> bool,
         removed: &mut impl FnMut(Extent),
     ) {
-        let bucket = self.bucket(block);
+        self.remove_in(self.bucket(block), block, condition, removed);
+    }
+
+    /// The same, for who knows the block's bucket.
+    fn remove_in(
+        &mut self,
+        bucket: usize,
+        block: BlockId,
+        condition: impl Fn(&Extent) -> bool,
+        removed: &mut impl FnMut(Extent),
+    ) {
         let mut before = 0;
         let mut id = self.head(bucket);
         while id != 0 {

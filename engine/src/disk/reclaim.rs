@@ -137,16 +137,19 @@ impl<D: BlockDevice> Log<D> {
     }
 
     fn start_reclaim(&mut self, now: Time, tier: &mut Tier) -> bool {
-        if now < self.reclaim_after || self.has_moving_batches() {
+        if now < self.reclaim_after {
+            return false;
+        }
+        let short = self.regions.usable(self.may_grow()) < FREE_MIN;
+        let wanted = short || self.must_shrink() || tier.is_crowded();
+        // The look at the batches comes last: there may be tens of thousands of parts in them.
+        if !(wanted || self.admission.hand_is_due) || self.has_moving_batches() {
             return false;
         }
         let hand = std::mem::take(&mut self.admission.hand_is_due);
-        let short = self.regions.usable(self.may_grow()) < FREE_MIN;
-        let region = if hand {
-            self.move_hand(tier)
-        } else {
-            let wanted = short || self.must_shrink() || tier.is_crowded();
-            wanted.then(|| self.oldest_region(tier)).flatten()
+        let region = match hand {
+            true => self.move_hand(tier),
+            false => self.oldest_region(tier),
         };
         let Some(region) = region else {
             return false;

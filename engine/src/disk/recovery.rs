@@ -300,14 +300,15 @@ impl<D: BlockDevice> Log<D> {
             return false;
         };
         let mut wanted = Vec::new();
+        // Of this region and older ones, on their way or here: buffers that were never used cost more than
+        // what is read into them.
+        let mut tables = 0;
         for ((_, region), job) in recovery.jobs.iter().take(READS_MAX) {
-            let tables = wanted
-                .iter()
-                .filter(|(_, _, pages): &&(u32, u32, u32)| *pages > 1)
-                .count();
+            tables += usize::from(job.has_table());
             if let Some((page, pages)) = job.needs(&self.geometry)
                 && (pages == 1 || tables < TABLES_AHEAD)
             {
+                tables += usize::from(pages > 1);
                 wanted.push((*region, page, pages));
             }
         }
@@ -494,6 +495,15 @@ impl Job {
             )),
             Found::Walking(walk) => Some((walk.page, walk.header_pages)),
             Found::Records(..) | Found::Walked(_) => None,
+        }
+    }
+
+    /// Whether its table is on its way or here.
+    fn has_table(&self) -> bool {
+        match &self.found {
+            Found::Sealed(_) => self.reading,
+            Found::Records(..) => true,
+            Found::Header | Found::Walking(_) | Found::Walked(_) => false,
         }
     }
 
