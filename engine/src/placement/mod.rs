@@ -8,7 +8,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use crate::identity::Slot;
-use crate::limits::{RANKS, SLOTS};
+use crate::limits::{MEMBERS_MAX, RANKS, SLOTS};
+
+mod balance;
+mod race;
+#[cfg(test)]
+mod tests;
 
 /// A member of the group, stable across restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -35,10 +40,20 @@ pub struct View {
 }
 
 impl View {
-    /// A view of `members`, in any order; of two with one id the first counts.
+    /// A view of `members`, in any order. Of several with one id the heaviest counts, of more than
+    /// [`MEMBERS_MAX`] those with the lowest ids; a member has one core at least.
     pub fn new(mut members: Vec<Member>) -> Self {
-        members.sort_by_key(|member| member.id);
+        for member in &mut members {
+            member.cores = member.cores.max(1);
+        }
+        members.sort_by(|a, b| {
+            let rest = |member: &Member| (member.weight, member.cores);
+            let heaviest = rest(b).cmp(&rest(a));
+            let order = a.id.cmp(&b.id).then(heaviest);
+            order.then_with(|| a.addresses.cmp(&b.addresses))
+        });
         members.dedup_by_key(|member| member.id);
+        members.truncate(MEMBERS_MAX);
         let digest = digest(&members);
         Self { digest, members }
     }
@@ -85,7 +100,8 @@ const NOBODY: u16 = u16::MAX;
 impl Placement {
     /// The table of a view.
     pub fn new(view: View) -> Self {
-        let table = (0..SLOTS).map(|slot| ranks(&view, Slot(slot))).collect();
+        let race = race::Race::new(&view.members);
+        let table = balance::ranks(&view.members, &race);
         Self { view, table }
     }
 
@@ -107,23 +123,23 @@ impl Placement {
     pub fn owner(&self, slot: Slot) -> Option<&Member> {
         self.ranked(slot).next()
     }
-}
 
-fn ranks(view: &View, slot: Slot) -> [u16; RANKS] {
-    let mut ranked: Vec<(u64, u16)> = (0u16..)
-        .zip(&view.members)
-        .filter(|(_, member)| member.weight > 0)
-        .map(|(place, member)| {
-            let mut x = member.id.0 ^ u64::from(slot.0).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-            x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            (x ^ (x >> 31), place)
-        })
-        .collect();
-    ranked.sort_unstable();
-    let mut ranks = [NOBODY; RANKS];
-    for (rank, (_, place)) in ranks.iter_mut().zip(ranked) {
-        *rank = place;
+    /// Each member, in the order of ids, and the number of slots that it owns.
+    pub fn shares(&self) -> impl Iterator<Item = (&Member, u32)> {
+        let mut owned = vec![0u32; self.view.members.len()];
+        for [owner, ..] in &self.table {
+            if let Some(count) = owned.get_mut(usize::from(*owner)) {
+                *count += 1;
+            }
+        }
+        self.view.members.iter().zip(owned)
     }
-    ranks
+
+    /// The number of slots that have another owner here than in `other`.
+    pub fn owner_changes(&self, other: &Placement) -> u32 {
+        let owner = |placement: &Placement, slot| placement.owner(slot).map(|member| member.id);
+        let changed =
+            (0..SLOTS).filter(|&slot| owner(self, Slot(slot)) != owner(other, Slot(slot)));
+        changed.count() as u32
+    }
 }
