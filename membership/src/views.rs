@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_engine::placement::Placement;
+use forebay_engine::placement::{Member, PeerId, Placement, View};
 use forebay_engine::ports::Membership;
 use parking_lot::Mutex;
 use tokio::sync::watch;
@@ -20,6 +20,8 @@ pub struct GroupView {
     pub fingerprint: u64,
     /// Who owns what.
     pub placement: Arc<Placement>,
+    /// With a member's first view: who owned what before it came. It asks those before it asks the origin.
+    pub before: Option<Arc<Placement>>,
 }
 
 impl GroupView {
@@ -29,6 +31,19 @@ impl GroupView {
             fingerprint: roster.fingerprint(),
             placement: Arc::new(Placement::new(roster.view())),
             roster,
+            before: None,
+        }
+    }
+
+    /// The first view that a member gets; the one before it is the same without that member.
+    pub fn first(roster: Arc<Roster>, me: PeerId) -> Self {
+        let view = roster.view();
+        let others = view.members().iter().filter(|member| member.id != me);
+        let others: Vec<Member> = others.cloned().collect();
+        let before = (!others.is_empty()).then(|| Arc::new(Placement::new(View::new(others))));
+        Self {
+            before,
+            ..Self::new(roster)
         }
     }
 }
@@ -95,6 +110,7 @@ impl Views {
         CoreViews {
             views: self.clone(),
             seen: 0,
+            has_begun: false,
         }
     }
 }
@@ -104,6 +120,7 @@ impl Views {
 pub struct CoreViews {
     views: Views,
     seen: u64,
+    has_begun: bool,
 }
 
 impl Membership for CoreViews {
@@ -112,8 +129,14 @@ impl Membership for CoreViews {
         if version == self.seen {
             return None;
         }
+        let newest = self.views.newest()?;
+        if !std::mem::replace(&mut self.has_begun, true)
+            && let Some(before) = &newest.before
+        {
+            return Some(before.clone());
+        }
         self.seen = version;
-        self.views.newest().map(|view| view.placement.clone())
+        Some(newest.placement.clone())
     }
 }
 
@@ -127,6 +150,23 @@ mod tests {
     fn view(nodes: &[&str]) -> GroupView {
         let members = nodes.iter().map(|node| listed("g", node, 1)).collect();
         GroupView::new(Arc::new(Roster::new(members)))
+    }
+
+    #[test]
+    fn a_newcomer_learns_who_owned_what_before_it() {
+        let views = Views::default();
+        let me = listed("g", "b", 1).id;
+        let members = ["a", "b", "c"].map(|node| listed("g", node, 1)).into();
+        views.publish(GroupView::first(Arc::new(Roster::new(members)), me));
+        let mut core = views.for_core();
+        let before = core.poll().unwrap();
+        assert_eq!(before.view().members().len(), 2);
+        assert!(before.view().member(me).is_none());
+        assert_eq!(core.poll().unwrap().view().members().len(), 3);
+        assert!(core.poll().is_none());
+        views.publish(view(&["a", "b"]));
+        assert_eq!(core.poll().unwrap().view().members().len(), 2);
+        assert!(core.poll().is_none());
     }
 
     #[test]

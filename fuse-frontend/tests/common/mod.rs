@@ -279,6 +279,7 @@ fn answer<R: Reply>(store: &Store, request: Request<R>) {
         }
         Request::Head(head) => (head.reply)(store.head(&head.key)),
         Request::List(list) => (list.reply)(store.list(&list.request).map(Arc::new)),
+        Request::Range(range) => (range.reply)(Err(ReadError::Invalid)),
         Request::Stats(_) | Request::Shutdown => {}
     }
 }

@@ -34,6 +34,7 @@ const DOUBLE_INTERVAL: Duration = Duration::from_secs(60);
 
 pub struct Watcher {
     handle: Arc<ChitchatHandle>,
+    me: PeerId,
     own: BTreeSet<SocketAddr>,
     seeds: Arc<Seeds>,
     views: Views,
@@ -64,6 +65,7 @@ impl Watcher {
         Self {
             census: Census::new(group, (id, life.generation_id)),
             handle,
+            me: id,
             own,
             seeds,
             views,
@@ -131,8 +133,12 @@ impl Watcher {
         if !due {
             return;
         }
-        let roster = self.roster.clone();
-        match tokio::task::spawn_blocking(move || GroupView::new(roster)).await {
+        let (roster, me, published) = (self.roster.clone(), self.me, self.published);
+        let made = tokio::task::spawn_blocking(move || match published {
+            true => GroupView::new(roster),
+            false => GroupView::first(roster, me),
+        });
+        match made.await {
             Ok(view) => {
                 tracing::info!(
                     members = view.roster.members().len(),
