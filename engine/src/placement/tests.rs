@@ -269,7 +269,8 @@ fn golden() {
     );
 }
 
-/// The table is built off the hot path, but a view's change waits for it. The bound is generous: 60 ms were measured.
+/// The table is built off the hot path, but a view's change waits for it. The bound is for a machine
+/// that is busy with other tests; 65 ms of CPU time were measured.
 #[test]
 fn a_thousand_members_are_placed_soon() {
     let members = group(1_000, &MIXED, 1);
@@ -283,7 +284,7 @@ fn a_thousand_members_are_placed_soon() {
     if cfg!(debug_assertions) {
         println!("SKIPPED: the bound on time holds for optimised builds only");
     } else {
-        assert!(best < Duration::from_millis(400), "took {best:?}");
+        assert!(best < Duration::from_secs(1), "took {best:?}");
     }
 }
 
