@@ -12,6 +12,10 @@ use crate::host::{CoresArg, Poll};
 use crate::source::{ObjectUrl, Source};
 use crate::units::{Bytes, Share, parse_duration, parse_mode, parse_span};
 
+mod group;
+
+pub use group::{GroupArgs, ServeArgs, StopArgs};
+
 /// A read cache in front of S3.
 ///
 /// Exit status: 0 when done, 1 when something failed (the message says what, on which object and
@@ -55,10 +59,14 @@ fn yes_or_no() -> BoolishValueParser {
 pub enum Command {
     /// Shows a bucket, or a part of it, as a read-only directory.
     Mount(Box<MountArgs>),
+    /// Makes this node a member of a cache group, without a mount.
+    Serve(Box<ServeArgs>),
+    /// Ends a member that `serve` runs: it says farewell, and ends.
+    Stop(StopArgs),
     /// Ends a mount and its daemon; cleans up after a daemon that was killed.
     #[command(visible_alias = "unmount")]
     Umount(UmountArgs),
-    /// Shows the mounts of this machine, or more of one.
+    /// Shows the mounts and members of this machine, or more of one.
     Status(StatusArgs),
     /// Shows what a mount reads: hits and bytes per tier, origin bytes by reason, latencies.
     Stats(StatsArgs),
@@ -171,7 +179,7 @@ pub struct NodeArgs {
     /// to be found again. Without it: the host name and a hash of the machine id.
     #[arg(long, env = "FOREBAY_NODE_ID", value_name = "NAME")]
     pub node_id: Option<Name>,
-    /// The group's name: names the group's part of a cache directory.
+    /// The group's name: nodes with the same name are one cache. Names the group's part of a cache directory.
     #[arg(
         long,
         env = "FOREBAY_CACHE_GROUP",
@@ -208,6 +216,9 @@ pub struct MountArgs {
     /// The cache on disk.
     #[command(flatten)]
     pub cache: CacheArgs,
+    /// The cache group.
+    #[command(flatten)]
+    pub group: GroupArgs,
     /// How the files look.
     #[command(flatten)]
     pub files: FileArgs,
@@ -274,7 +285,7 @@ pub struct UmountArgs {
 /// `forebay status`.
 #[derive(Clone, Debug, Args)]
 pub struct StatusArgs {
-    /// One mount; without it all of this machine that this user may see.
+    /// A mount point, or serve:GROUP[/NODE]; without it all of this machine that this user may see.
     #[arg(value_name = "DIR")]
     pub mount_point: Option<PathBuf>,
     /// Print JSON.
@@ -285,7 +296,7 @@ pub struct StatusArgs {
 /// `forebay stats`.
 #[derive(Clone, Debug, Args)]
 pub struct StatsArgs {
-    /// The mount; may be left out when there is just one.
+    /// A mount point, or serve:GROUP[/NODE]; may be left out when there is just one.
     #[arg(value_name = "DIR")]
     pub mount_point: Option<PathBuf>,
     /// Print JSON; with --interval one line for each.

@@ -10,6 +10,7 @@ use forebay_origin_s3::{OriginConfig, OriginS3Runtime};
 
 use crate::args::{EngineArgs, OriginArgs};
 use crate::cache::Cache;
+use crate::group::Group;
 use crate::host::{Engine, EngineConfig};
 
 /// A running engine and its origin.
@@ -19,8 +20,8 @@ pub struct Assembly<R: Reply> {
     pub engine: Engine<R>,
     /// The S3 client and its threads.
     pub origin: Arc<OriginS3Runtime>,
-    /// The bucket, as identities name it.
-    pub bucket: Arc<Bucket>,
+    /// This node's part in a cache group. Dropped after the cores, which hold on to it.
+    pub group: Option<Arc<Group>>,
     /// The cache on disk. Dropped, and so unlocked, after the cores.
     pub cache: Option<Cache>,
 }
@@ -47,11 +48,12 @@ impl<R: Reply> Assembly<R> {
     /// # Errors
     /// An endpoint that is no URL, or what this machine lacks.
     pub fn start(
-        config: EngineConfig,
+        mut config: EngineConfig,
         origin: &OriginArgs,
-        bucket: &str,
         cache: Option<Cache>,
+        group: Option<Arc<Group>>,
     ) -> Result<Self> {
+        config.peers = group.as_ref().map(|group| group.peers());
         let gets_max = config.memory.gets_max();
         let origin =
             OriginS3Runtime::start(origin_config(origin, gets_max), Arc::new(config.clock))?;
@@ -67,20 +69,43 @@ impl<R: Reply> Assembly<R> {
             let client = engine.client();
             cache.wake_with(move || client.stats(|_| {}));
         }
-        let bucket = origin.bucket(bucket);
         Ok(Self {
             engine,
             origin,
-            bucket,
+            group,
             cache,
         })
     }
 
-    /// Stops cores and origin, within about `within`.
+    /// A bucket, as identities name it.
+    pub fn bucket(&self, name: &str) -> Arc<Bucket> {
+        self.origin.bucket(name)
+    }
+
+    /// What tells others of this node, and waits for the first view; nothing for a node on its own. It may take
+    /// some seconds, on any thread.
+    pub fn joining(&self) -> impl FnOnce() -> Result<()> + Send + 'static {
+        let config = self.engine.config();
+        let cores = config.cores.cores();
+        let memory_bytes = (config.memory.arena_bytes_per_core * cores) as u64;
+        let cache_bytes = self.cache.as_ref().map_or(memory_bytes, Cache::size_bytes);
+        let group = self.group.clone();
+        move || match group {
+            Some(group) => group
+                .join(cores, cache_bytes)
+                .context("cannot join the group"),
+            None => Ok(()),
+        }
+    }
+
+    /// Leaves the group, then stops cores and origin, within about `within`.
     ///
     /// # Errors
     /// When a core does not end in time.
     pub fn stop(self, within: Duration) -> Result<()> {
+        if let Some(group) = &self.group {
+            group.leave();
+        }
         self.engine.stop(within)
     }
 }

@@ -51,7 +51,7 @@ pub fn start_daemon(log_file: &Path, log: File) -> Result<()> {
                 .wait()
                 .map_or_else(|error| error.to_string(), |status| status.to_string());
             bail!(
-                "the daemon ended before its mount answered ({ended}): see {}",
+                "the daemon ended before it was ready ({ended}): see {}",
                 log_file.display()
             )
         }
@@ -165,7 +165,7 @@ impl Caller {
             let mut out = std::io::stdout();
             out.write_all(b"ready\n")
                 .and_then(|()| out.flush())
-                .context("the command that started the mount is gone")?;
+                .context("the command that started the daemon is gone")?;
             rustix::stdio::dup2_stdout(std::io::stderr())
                 .context("cannot close the pipe to the caller")?;
         }

@@ -7,6 +7,7 @@
 //! | [`cache`] | the cache on disk: directories, locks, opening, formats, free space |
 //! | [`args`] | the command line |
 //! | [`commands`] | what the commands do |
+//! | [`group`] | this node in a cache group |
 //! | [`control`] | the control API of a mount: reports over a Unix socket |
 //! | [`background`] | how `mount` goes to the background |
 //! | [`mounts`] | the kernel's mount table, unmounting, who uses a mount |
@@ -25,6 +26,7 @@ pub mod background;
 pub mod cache;
 pub mod commands;
 pub mod control;
+pub mod group;
 pub mod host;
 pub mod logging;
 pub mod mounts;
@@ -40,14 +42,19 @@ pub fn run() -> ExitCode {
     let matches = Cli::with_set_variables().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     // Commands that only ask print their own errors; a mount has a log.
-    logging::start(if matches!(cli.command, Command::Mount(_)) {
-        "info"
-    } else {
-        "warn"
+    logging::start(match cli.command {
+        Command::Mount(_) | Command::Serve(_) => "info",
+        _ => "warn",
     });
-    let told_already = matches!(&cli.command, Command::Mount(args) if args.daemon);
+    let told_already = match &cli.command {
+        Command::Mount(args) => args.daemon,
+        Command::Serve(args) => args.daemon,
+        _ => false,
+    };
     let outcome = match &cli.command {
         Command::Mount(args) => commands::mount::run(args),
+        Command::Serve(args) => commands::serve::run(args),
+        Command::Stop(args) => commands::stop::run(args),
         Command::Umount(args) => commands::umount::run(args),
         Command::Status(args) => commands::status::run(args),
         Command::Stats(args) => commands::stats::run(args),

@@ -11,7 +11,9 @@ pub fn start(default: &str) {
         "forebay_cli",
         "forebay_engine",
         "forebay_fuse",
+        "forebay_membership",
         "forebay_origin_s3",
+        "forebay_transport_tcp",
     ];
     let directives: Vec<String> = ours
         .iter()

@@ -49,6 +49,7 @@ impl GroupView {
 }
 
 type Waker = Box<dyn Fn() + Send + Sync>;
+type Listener = Box<dyn Fn(&GroupView) + Send + Sync>;
 
 /// Where views are published. Clones are the same place.
 #[derive(Clone)]
@@ -60,6 +61,7 @@ struct Shared {
     /// Counts views; cores look only at this in each turn.
     version: AtomicU64,
     newest: watch::Sender<Option<Arc<GroupView>>>,
+    listeners: Mutex<Vec<Listener>>,
     wakers: Mutex<Vec<Waker>>,
 }
 
@@ -69,6 +71,7 @@ impl Default for Views {
             shared: Arc::new(Shared {
                 version: AtomicU64::new(0),
                 newest: watch::Sender::new(None),
+                listeners: Mutex::new(Vec::new()),
                 wakers: Mutex::new(Vec::new()),
             }),
         }
@@ -85,6 +88,9 @@ impl fmt::Debug for Views {
 impl Views {
     /// Makes `view` the newest and wakes the cores.
     pub fn publish(&self, view: GroupView) {
+        for told in self.shared.listeners.lock().iter() {
+            told(&view);
+        }
         self.shared.newest.send_replace(Some(Arc::new(view)));
         self.shared.version.fetch_add(1, Ordering::Release);
         self.shared.wakers.lock().iter().for_each(|wake| wake());
@@ -98,6 +104,12 @@ impl Views {
     /// Follows the newest.
     pub fn watch(&self) -> watch::Receiver<Option<Arc<GroupView>>> {
         self.shared.newest.subscribe()
+    }
+
+    /// Has `told` called with each view before any core sees it, for example to learn members' addresses. It must
+    /// not wait.
+    pub fn before_change(&self, told: impl Fn(&GroupView) + Send + Sync + 'static) {
+        self.shared.listeners.lock().push(Box::new(told));
     }
 
     /// Has `wake` called after each change, for example to ring cores' doorbells. It must not wait.
@@ -178,6 +190,17 @@ mod tests {
         views.on_change(move || {
             counted.fetch_add(1, Ordering::Relaxed);
         });
+        let told = Arc::new(AtomicUsize::new(0));
+        let (counted, early) = (told.clone(), Mutex::new(views.for_core()));
+        views.before_change(move |view| {
+            assert!(
+                early
+                    .lock()
+                    .poll()
+                    .is_none_or(|seen| seen.view() != view.placement.view())
+            );
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
         assert!(one.poll().is_none());
         views.publish(view(&["a"]));
         assert_eq!(one.poll().unwrap().view().members().len(), 1);
@@ -189,6 +212,7 @@ mod tests {
             assert!(core.poll().is_none());
         }
         assert_eq!(wakes.load(Ordering::Relaxed), 3);
+        assert_eq!(told.load(Ordering::Relaxed), 3);
         assert_eq!(
             views
                 .watch()

@@ -62,6 +62,15 @@ impl Cache {
         }))
     }
 
+    /// Bytes that it may hold, over all directories and devices.
+    pub fn size_bytes(&self) -> u64 {
+        let size = |log: &OpenLog| {
+            let geometry = &log.shared.geometry;
+            u64::from(geometry.regions) * u64::from(geometry.region_bytes)
+        };
+        self.logs.iter().map(size).sum()
+    }
+
     /// What the engine's cores make their queue pairs of.
     pub fn sources(&self) -> Vec<DiskSource> {
         let source = |log: &OpenLog| DiskSource {
@@ -131,4 +140,9 @@ impl CacheArgs {
 /// How a mount names its use of a cache.
 pub fn purpose_of_mount(place: &Path) -> String {
     format!("mount {}", place.display())
+}
+
+/// How a member without a mount names its use of a cache.
+pub fn purpose_of_member(owner: &Owner) -> String {
+    format!("serve {owner}")
 }

@@ -34,7 +34,7 @@ pub fn run(args: &CatArgs) -> Result<()> {
     engine_args.memory.get_or_insert(MEMORY_DEFAULT);
     let config = engine_config(&engine_args, args.cache.cache_dir.is_some())?;
     let cache = open_cache(args, config.cores.cores())?;
-    let assembly = Assembly::<PieceReply>::start(config, &args.origin, &args.object.bucket, cache)?;
+    let assembly = Assembly::<PieceReply>::start(config, &args.origin, cache, None)?;
     let outcome = write_object(&assembly, args);
     let stopped = assembly.stop(STOP_TIMEOUT);
     outcome.and(stopped)
@@ -77,17 +77,17 @@ fn write_object(assembly: &Assembly<PieceReply>, args: &CatArgs) -> Result<()> {
 
 /// The object's present version.
 fn find(assembly: &Assembly<PieceReply>, url: &ObjectUrl) -> Result<ObjectVersion> {
-    let client = assembly.engine.client();
+    let (client, bucket) = (assembly.engine.client(), assembly.bucket(&url.bucket));
     let (sender, receiver) = mpsc::channel();
     let mut callback: Callback<Result<ObjectMeta, OriginError>> = Box::new(move |result| {
         let _ = sender.send(result);
     });
-    while let Err(Full(back)) = client.head(&assembly.bucket, url.key.as_str().into(), callback) {
+    while let Err(Full(back)) = client.head(&bucket, url.key.as_str().into(), callback) {
         callback = back;
         std::thread::sleep(Duration::from_millis(1));
     }
     let error = match receiver.recv().context("the engine gave no answer")? {
-        Ok(meta) => return Ok(meta.version(&assembly.bucket)),
+        Ok(meta) => return Ok(meta.version(&bucket)),
         Err(error) => error,
     };
     // A failed HEAD has no body that says why: a listing tells bucket, credentials and region.

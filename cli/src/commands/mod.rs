@@ -1,10 +1,14 @@
-//! The commands, one file each.
+//! The commands, one file each; `daemon` and `reports` are what `mount` and `serve` have in common.
 
 pub mod cache;
 pub mod cat;
+pub mod daemon;
 pub mod mount;
+pub mod reports;
+pub mod serve;
 pub mod stats;
 pub mod status;
+pub mod stop;
 pub mod umount;
 
 use std::path::Path;
@@ -13,15 +17,19 @@ use anyhow::{Result, bail};
 
 use crate::control::client::{ControlClient, living, peer_pid};
 use crate::control::report::StatusReport;
-use crate::control::sockets::{checked_runtime_dir, socket_path};
+use crate::control::sockets::{SERVE_PREFIX, checked_runtime_dir, socket_path};
 use crate::mounts::{self, Life};
 
-/// The daemon of the mount at `mount_point`, or the only one when none is named.
+/// The daemon of the mount at `mount_point` (or of the member `serve:GROUP[/NODE]`), or the only one when none is
+/// named.
 ///
 /// # Errors
 /// When there is none, or more than one to choose from.
 pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, StatusReport)> {
     let dir = checked_runtime_dir()?;
+    if let Some(name) = mount_point.and_then(|path| path.to_str()?.strip_prefix(SERVE_PREFIX)) {
+        return choose_member(&dir, name);
+    }
     if let Some(path) = mount_point {
         let path = mounts::spelled(path)?;
         let socket = socket_path(&dir, &path);
@@ -47,18 +55,33 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
     match daemons.len() {
         1 => Ok(daemons.remove(0)),
         0 => bail!("no Forebay mount of this user: `forebay mount s3://BUCKET DIR` makes one"),
-        _ => {
-            let names: Vec<String> = daemons
-                .iter()
-                .map(|(_, status)| status.mount_point.display().to_string())
-                .collect();
-            bail!(
-                "there are {} mounts, name one of them: {}",
-                names.len(),
-                names.join(", ")
-            )
-        }
+        _ => bail!("there are {}", listing("mounts", &daemons)),
     }
+}
+
+/// A member without a mount, by `GROUP` or `GROUP/NODE`.
+fn choose_member(dir: &Path, name: &str) -> Result<(ControlClient, StatusReport)> {
+    let mut daemons = living(dir);
+    daemons.retain(|(_, status)| {
+        status
+            .serve
+            .as_deref()
+            .is_some_and(|serve| stop::is_named(serve, name))
+    });
+    match daemons.len() {
+        1 => Ok(daemons.remove(0)),
+        0 => bail!("no member {name} runs here: `forebay status` lists what does"),
+        _ => bail!("there are {}", listing("members", &daemons)),
+    }
+}
+
+fn listing(what: &str, daemons: &[(ControlClient, StatusReport)]) -> String {
+    let names: Vec<String> = daemons.iter().map(|(_, status)| status.name()).collect();
+    format!(
+        "{} {what}, name one of them: {}",
+        names.len(),
+        names.join(", ")
+    )
 }
 
 /// Why nobody answers for a mount, and what to do.

@@ -1,7 +1,6 @@
 //! `forebay mount`: checks, goes to the background, serves, ends in order.
 
 mod options;
-mod reports;
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,9 +11,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::client::Client;
 use forebay_fuse::{FuseReply, MountHandle};
-use tokio::runtime::Runtime;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::daemon::{End, beside, control_runtime, watch_signals};
+use super::reports::{DaemonReports, namespace_counts};
 use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
 use crate::assembly::{Assembly, engine_config};
@@ -22,18 +21,17 @@ use crate::background::{Caller, detach, log_path, open_log, settle_allocator, st
 use crate::cache::Cache;
 use crate::cache::running::purpose_of_mount;
 use crate::control::client::peer_pid;
+use crate::control::report::StatusReport;
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
+use crate::group::{Group, GroupPlan};
 use crate::host::EngineConfig;
 use crate::host::engine::CoreDeath;
 use crate::host::run::STOP_TIMEOUT;
 use crate::mounts::{self, Detach, PlaceState};
-use reports::MountReports;
 
 /// How long a new mount may take to answer its first request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a signal may wait while the mount starts.
-const SIGNAL_POLL: Duration = Duration::from_millis(20);
 /// How long readers may finish on their own once the mount shall end.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long they may take to close their files after their reads were answered with EIO.
@@ -68,19 +66,13 @@ pub fn run(args: &MountArgs) -> Result<()> {
 fn daemon(mut args: MountArgs, caller: &Caller) -> Result<()> {
     args.mount_point = mounts::spelled(&args.mount_point)?;
     args.cache = args.cache.absolute()?;
+    args.group = args.group.absolute()?;
     args.log_file = Some(log_path(
         args.log_file.as_deref(),
         &mounts::file_name_of(&args.mount_point),
     )?);
     detach()?;
     serve(&args, caller)
-}
-
-/// What ends a mount.
-#[derive(Debug)]
-enum End {
-    Signal(&'static str),
-    Session(std::io::Result<()>),
 }
 
 fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
@@ -99,21 +91,26 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let control = ControlSocket::bind(&socket_path(&dir, &place))?;
     let mounted = Arc::new(OnceLock::new());
     let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
+    config.attr_ttl = args.files.attr_ttl;
     config.core_death = core_death(place.clone(), control.path().to_owned(), mounted.clone());
 
+    let plan = GroupPlan::new(&args.group, &args.cache.node, false)?;
     let runtime = control_runtime()?;
     let (sender, ends) = mpsc::channel();
     watch_signals(&runtime, &sender)?;
+    let group = plan.map(|plan| Group::open(plan, config.cores.cores(), runtime.handle()));
+    let group = group.transpose()?;
     let cache = open_cache(args, &place, &config, &ends)?;
-    let assembly = Assembly::<FuseReply>::start(config, &args.origin, &args.source.bucket, cache)?;
+    let assembly = Assembly::<FuseReply>::start(config, &args.origin, cache, group)?;
     let (origin, source) = (assembly.origin.clone(), args.source.clone());
     beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
+    beside(&ends, assembly.joining())??;
 
     let client = assembly.engine.client();
     let fuse = options::fuse_options(args, assembly.engine.config());
     let handle = forebay_fuse::mount(
         client.clone(),
-        assembly.bucket.clone(),
+        assembly.bucket(&args.source.bucket),
         &args.source.prefix,
         &place,
         &fuse,
@@ -124,7 +121,14 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     drop(lock);
     watch_session(&handle, sender)?;
     let served = answers(&place, &ends).and_then(|()| {
-        let reports = MountReports::new(args, &place, &assembly, handle.namespace().clone());
+        let namespace = handle.namespace().clone();
+        let fixed = StatusReport {
+            mount_point: place.clone(),
+            source: args.source.to_string(),
+            log_file: args.log_file.clone().filter(|_| args.daemon),
+            ..StatusReport::default()
+        };
+        let reports = DaemonReports::new(fixed, &assembly, move || namespace_counts(&namespace));
         let _entered = runtime.enter();
         let serving = control.serve(Arc::new(reports))?;
         caller.ready()?;
@@ -156,31 +160,6 @@ fn open_cache(
         }
         Cache::open(&cache, cores, &purpose_of_mount(&place))
     })?
-}
-
-/// Does `work` on a thread of its own; what ends the mount ends the wait for it at once.
-fn beside<T: Send + 'static>(
-    ends: &mpsc::Receiver<End>,
-    work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T> {
-    let (done, outcome) = mpsc::channel();
-    std::thread::Builder::new()
-        .name("start".into())
-        .spawn(move || done.send(work()))
-        .context("cannot start a thread")?;
-    loop {
-        let result = outcome.recv_timeout(SIGNAL_POLL);
-        match ends.try_recv() {
-            Ok(End::Signal(name)) => bail!("{name} came before the mount answered: it is not made"),
-            Ok(End::Session(_)) => bail!("the mount was taken away before it answered"),
-            Err(_) => {}
-        }
-        match result {
-            Ok(done) => return Ok(done),
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
-            Err(error) => return Err(error).context("a thread of the start ended"),
-        }
-    }
 }
 
 /// Ends the mount in bounded time, whatever its users do.
@@ -318,50 +297,6 @@ fn core_death(place: PathBuf, socket: PathBuf, mounted: Arc<OnceLock<()>>) -> Co
         let _ = std::fs::remove_file(&socket);
         std::process::exit(1);
     })
-}
-
-fn control_runtime() -> Result<Runtime> {
-    tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .max_blocking_threads(4)
-        .thread_name("control")
-        .enable_all()
-        .build()
-        .context("cannot start the control thread")
-}
-
-fn watch_signals(runtime: &Runtime, ends: &mpsc::Sender<End>) -> Result<()> {
-    let _entered = runtime.enter();
-    let signals = [
-        (SignalKind::terminate(), "SIGTERM"),
-        (SignalKind::interrupt(), "SIGINT"),
-        (SignalKind::hangup(), "SIGHUP"),
-    ];
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    for (kind, name) in signals {
-        // Under nohup(1) the mount outlives its terminal.
-        if is_ignored(&status, kind) {
-            continue;
-        }
-        let mut stream = signal(kind).with_context(|| format!("cannot handle {name}"))?;
-        let ends = ends.clone();
-        runtime.spawn(async move {
-            while stream.recv().await.is_some() {
-                let _ = ends.send(End::Signal(name));
-            }
-        });
-    }
-    Ok(())
-}
-
-/// Whether the caller of this program set a signal to be ignored, from `/proc/self/status`.
-fn is_ignored(status: &str, kind: SignalKind) -> bool {
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0);
-    mask & (1 << (kind.as_raw_value() - 1)) != 0
 }
 
 fn watch_session(handle: &Arc<MountHandle<FuseReply>>, ends: mpsc::Sender<End>) -> Result<()> {

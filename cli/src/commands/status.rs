@@ -1,4 +1,6 @@
-//! `forebay status`: the mounts of this machine, or more of one.
+//! `forebay status`: the mounts and members of this machine, or more of one.
+
+mod group;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -23,6 +25,8 @@ use crate::units::{Bytes, show_duration};
 enum Listed {
     /// The daemon answers; its report's keys follow.
     Mounted(Box<StatusReport>),
+    /// A member without a mount answers.
+    Serving(Box<StatusReport>),
     /// In the mount table, but no daemon of this user answers for it.
     NoAnswer {
         mount_point: PathBuf,
@@ -30,6 +34,15 @@ enum Listed {
         /// What the mount itself is like.
         life: Life,
     },
+}
+
+impl Listed {
+    fn answering(status: StatusReport) -> Self {
+        match status.serve {
+            None => Self::Mounted(Box::new(status)),
+            Some(_) => Self::Serving(Box::new(status)),
+        }
+    }
 }
 
 /// Runs the command.
@@ -40,7 +53,7 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     if let Some(path) = &args.mount_point {
         let (_, status) = choose(Some(path))?;
         let text = match args.json {
-            true => json(&Listed::Mounted(Box::new(status)), true)?,
+            true => json(&Listed::answering(status), true)?,
             false => details(&status),
         };
         return print(&text).map(drop);
@@ -48,8 +61,8 @@ pub fn run(args: &StatusArgs) -> Result<()> {
     let mounts = list()?;
     let text = match (args.json, mounts.as_slice()) {
         (true, _) => json(&mounts, true)?,
-        (false, []) => "no Forebay mounts\n".into(),
-        (false, [Listed::Mounted(status)]) => details(status),
+        (false, []) => "no Forebay mounts or members\n".into(),
+        (false, [Listed::Mounted(status) | Listed::Serving(status)]) => details(status),
         (false, _) => overview(&mounts),
     };
     print(&text).map(drop)
@@ -64,7 +77,7 @@ fn list() -> Result<Vec<Listed>> {
     let silent = |entry: &MountEntry| entry.is_forebay() && !answering.contains(&entry.mount_point);
     let mut mounts: Vec<Listed> = daemons
         .into_iter()
-        .map(|(_, status)| Listed::Mounted(Box::new(status)))
+        .map(|(_, status)| Listed::answering(status))
         .collect();
     mounts.extend(
         mount_table()?
@@ -98,10 +111,13 @@ fn overview(mounts: &[Listed]) -> String {
     ];
     let mut rows = vec![header.map(str::to_owned).to_vec()];
     rows.extend(mounts.iter().map(|mount| match mount {
-        Listed::Mounted(status) => vec![
-            status.mount_point.display().to_string(),
+        Listed::Mounted(status) | Listed::Serving(status) => vec![
+            status.name(),
             status.source.clone(),
-            "mounted".into(),
+            match status.serve {
+                None => "mounted".into(),
+                Some(_) => "serving".into(),
+            },
             uptime(status),
             status.core_cpus.len().to_string(),
             Bytes(status.memory.limit_bytes).to_string(),
@@ -197,7 +213,14 @@ fn details(status: &StatusReport) -> String {
         .collect();
     let memory = &status.memory;
     let rows: [(&str, String); 11] = [
-        ("mount point", status.mount_point.display().to_string()),
+        (
+            if status.serve.is_some() {
+                "member"
+            } else {
+                "mount point"
+            },
+            status.name(),
+        ),
         ("source", status.source.clone()),
         (
             "endpoint",
@@ -242,9 +265,11 @@ fn details(status: &StatusReport) -> String {
     let rows: Vec<Vec<String>> = rows
         .into_iter()
         .chain(disks)
+        .chain(status.group.iter().flat_map(group::rows))
         .map(|(name, value)| vec![name.to_owned(), value])
         .collect();
-    table(&rows, &[])
+    let tables = status.group.iter().map(group::tables);
+    table(&rows, &[]) + &tables.collect::<String>()
 }
 
 #[cfg(test)]

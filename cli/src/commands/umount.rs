@@ -124,14 +124,15 @@ fn users_text(path: &Path) -> String {
 
 /// A daemon that is alive, and what tells when it has ended.
 #[derive(Debug)]
-struct Daemon {
+pub(super) struct Daemon {
     pid: u32,
     end: Option<OwnedFd>,
     answers: bool,
 }
 
 impl Daemon {
-    fn find(socket: &Path) -> Option<Self> {
+    /// The one that listens at `socket`.
+    pub(super) fn find(socket: &Path) -> Option<Self> {
         if !is_alive(socket) {
             return None;
         }
@@ -148,6 +149,19 @@ impl Daemon {
         let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let end = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         Some(Self { pid, end, answers })
+    }
+
+    /// Waits until a daemon that was told to end has ended.
+    pub(super) fn wait_for_end(&self, name: &str) -> Result<()> {
+        match &self.end {
+            Some(end) if !has_ended(end, END_TIMEOUT) => bail!(
+                "{name} (process {}) has not ended within {} s: see its log, end it with `kill -9 {}`",
+                self.pid,
+                END_TIMEOUT.as_secs(),
+                self.pid
+            ),
+            _ => Ok(()),
+        }
     }
 
     fn wait(&self, path: &Path, lazy: bool) -> Result<()> {

@@ -123,7 +123,7 @@ pub fn living(dir: &Path) -> Vec<(ControlClient, StatusReport)> {
             }
         })
         .collect();
-    daemons.sort_by(|(_, a), (_, b)| a.mount_point.cmp(&b.mount_point));
+    daemons.sort_by_key(|(_, status)| status.name());
     daemons
 }
 

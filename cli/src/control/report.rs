@@ -1,19 +1,24 @@
 //! What the control API answers; the keys of `status --json` and `stats --json`.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use forebay_engine::stats::{CoreStats, Reason};
 use serde::{Deserialize, Serialize};
 
 use super::disk_report::{DiskCounts, DiskStatus};
+use crate::group::report::GroupReport;
 
-/// `/status`: what a mount is.
+/// `/status`: what a mount is, or a member without one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusReport {
-    /// Where it is mounted.
+    /// Where it is mounted; left out for a member without a mount.
+    #[serde(default, skip_serializing_if = "is_nowhere")]
     pub mount_point: PathBuf,
-    /// `s3://bucket/prefix/`.
+    /// `serve:GROUP/NODE`, the name of a member without a mount.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serve: Option<String>,
+    /// `s3://bucket/prefix/`; of a member without a mount, what it looked at when it started.
     pub source: String,
     /// The endpoint as identities spell it.
     pub endpoint: String,
@@ -36,8 +41,23 @@ pub struct StatusReport {
     /// Each directory or device of the cache on disk; none without `--cache-dir`.
     #[serde(default)]
     pub disks: Vec<DiskStatus>,
+    /// The cache group; null for a node on its own.
+    #[serde(default)]
+    pub group: Option<GroupReport>,
     /// Where the daemon logs to; null for standard error.
     pub log_file: Option<PathBuf>,
+}
+
+fn is_nowhere(path: &Path) -> bool {
+    path.as_os_str().is_empty()
+}
+
+impl StatusReport {
+    /// How people name it in commands: the mount point, or `serve:GROUP/NODE`.
+    pub fn name(&self) -> String {
+        let mount_point = || self.mount_point.display().to_string();
+        self.serve.clone().unwrap_or_else(mount_point)
+    }
 }
 
 /// A mount's memory.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::cache::place::Owner;
 use crate::mounts::file_name_of;
 
 /// Where the sockets of this user's mounts lie: `FOREBAY_RUNTIME_DIR` if it is set; for root
@@ -81,10 +82,18 @@ pub fn make_runtime_dir(dir: &Path) -> Result<()> {
     check_runtime_dir(dir)
 }
 
-/// The socket of the mount at `mount_point` (as `mounts::spelled`).
+/// The socket of the mount at `mount_point` (as `mounts::spelled`), or of a member by its [`serve_name`].
 pub fn socket_path(dir: &Path, mount_point: &Path) -> PathBuf {
     dir.join(format!("{}.sock", file_name_of(mount_point)))
 }
+
+/// How a member without a mount is named in commands: `serve:GROUP/NODE`.
+pub fn serve_name(owner: &Owner) -> String {
+    format!("{SERVE_PREFIX}{owner}")
+}
+
+/// What the names of members without a mount begin with.
+pub const SERVE_PREFIX: &str = "serve:";
 
 /// All sockets in `dir`, dead ones included, by name.
 pub fn sockets(dir: &Path) -> Vec<PathBuf> {

@@ -15,7 +15,7 @@ use forebay_engine::core::{Core, CoreConfig, Parts};
 use forebay_engine::disk::{Disk, DiskConfig};
 use forebay_engine::errors::ReadError;
 use forebay_engine::limits::{DEVICE_READ_MS_MAX, DISK_WRITE_SHARE};
-use forebay_engine::ports::{Full, NoTransport, Origin, PeerId, Solo};
+use forebay_engine::ports::{Full, Origin, PeerId};
 use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
@@ -24,9 +24,13 @@ use super::cores::{CorePlan, CoresArg, Machine, Poll, Spin};
 use super::disks::{DiskPlace, Disks};
 use super::memory::{MemoryPlan, default_memory_bytes};
 use super::parker::{EventParker, Park};
+use super::peers::{HostMembership, HostTransport, Peers};
 use super::platform::HostPlatform;
 use super::rng::SplitMix;
 use super::run::{STOP_TIMEOUT, Seat, run};
+
+/// `--attr-ttl` when it is not given.
+pub const ATTR_TTL_DEFAULT: Duration = Duration::from_secs(1);
 
 /// Called, on the thread that failed, when a core panics. Must end the process: its readers
 /// would wait for ever.
@@ -43,6 +47,10 @@ pub struct EngineConfig {
     pub io_timeout: Duration,
     /// Whether pages read from disks are checked. Off only to measure what it costs.
     pub verify_disks: bool,
+    /// `--attr-ttl`: how long attributes and listings are believed.
+    pub attr_ttl: Duration,
+    /// This node's cache group; none for a node on its own.
+    pub peers: Option<Peers>,
     /// The clock of cores and origin.
     pub clock: MonotonicClock,
     /// What ends the process when a core panics.
@@ -55,6 +63,7 @@ impl std::fmt::Debug for EngineConfig {
             .field("cores", &self.cores)
             .field("memory", &self.memory)
             .field("io_timeout", &self.io_timeout)
+            .field("peers", &self.peers)
             .finish_non_exhaustive()
     }
 }
@@ -86,6 +95,8 @@ impl EngineConfig {
             memory,
             io_timeout,
             verify_disks: true,
+            attr_ttl: ATTR_TTL_DEFAULT,
+            peers: None,
             clock,
             core_death,
         })
@@ -169,6 +180,11 @@ impl<R: Reply> Engine<R> {
         drop(started);
         let rings: Arc<[_]> = rings.into();
         let client = Client::new(rings.clone(), Arc::new(config.clock), config.io_timeout);
+        if let Some(peers) = &config.peers {
+            let rings = rings.clone();
+            let wake = move || rings.iter().for_each(|ring| ring.doorbell().ring());
+            peers.views.on_change(wake);
+        }
         let engine = Self {
             client,
             rings,
@@ -283,8 +299,8 @@ fn core_thread<R, O, F, D>(
     F: Fn(OriginSeat) -> Result<O>,
     D: Disks,
 {
-    let built =
-        pin(core, &shared.config.cores).and_then(|()| build(core, shared, ring.clone(), &parker));
+    let built = pin(core, &shared.config.cores)
+        .and_then(|()| build(core, shared, ring.clone(), &mut parker));
     let mut built = match built {
         Ok(built) => {
             let _ = started.send(Ok(()));
@@ -335,7 +351,7 @@ fn build<R, O, F, D>(
     core: usize,
     shared: &Shared<F, D>,
     ring: Arc<CoreRing<R>>,
-    parker: &EventParker,
+    parker: &mut EventParker,
 ) -> Result<Core<HostPlatform<R, O, D::Device>>>
 where
     R: Reply,
@@ -356,11 +372,17 @@ where
     };
     let origin = (shared.make_origin)(seat)
         .with_context(|| format!("cannot start the origin's client for engine core {core}"))?;
+    let peers = config.peers.as_ref();
+    let (transport, fd) = HostTransport::new(peers, core, ring.doorbell().clone(), config.clock)
+        .with_context(|| format!("cannot make the transport of engine core {core}"))?;
+    if let Some(fd) = fd {
+        parker.watch(fd);
+    }
     let parts = Parts {
         disk: disk(core, shared, &arena, parker)?,
-        transport: NoTransport::default(),
+        transport,
         origin,
-        membership: Solo,
+        membership: HostMembership::new(peers),
         clock: config.clock,
         rng: SplitMix::from_os(),
         arena,
@@ -372,9 +394,9 @@ where
             core,
             cores,
             io_timeout: config.io_timeout,
-            me: PeerId(0),
-            keep_copies: false,
-            attr_ttl: Duration::from_secs(1),
+            me: peers.map_or(PeerId(0), |peers| peers.me),
+            keep_copies: peers.is_some_and(|peers| peers.keep_copies),
+            attr_ttl: config.attr_ttl,
         },
     ))
 }

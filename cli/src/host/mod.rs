@@ -8,6 +8,7 @@
 //! | [`parker`] | the one wait of a core's thread |
 //! | [`cores`] | which CPUs, and whether cores may spin there |
 //! | [`disks`] | the disks, and each core's queue pairs on them |
+//! | [`peers`] | the ports of a cache group, or of a node on its own |
 //! | [`memory`] | how `--memory` is divided |
 //! | [`cgroup`] | what control groups leave of the machine |
 //! | [`clock`], [`rng`], [`platform`] | the ports that the host implements itself, and the bundle |
@@ -19,6 +20,7 @@ pub mod disks;
 pub mod engine;
 pub mod memory;
 pub mod parker;
+pub mod peers;
 pub mod platform;
 pub mod rng;
 pub mod run;
@@ -28,4 +30,5 @@ pub use cores::{CorePlan, CoresArg, Machine, Poll};
 pub use disks::{DiskPlace, DiskSource, Disks};
 pub use engine::{Engine, EngineConfig, OriginSeat, core_stats};
 pub use memory::MemoryPlan;
+pub use peers::Peers;
 pub use platform::HostPlatform;

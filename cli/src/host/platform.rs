@@ -3,13 +3,14 @@
 use std::marker::PhantomData;
 
 use forebay_engine::client::Reply;
-use forebay_engine::ports::{BlockDevice, NoTransport, Origin, Platform, Solo};
+use forebay_engine::ports::{BlockDevice, Origin, Platform};
 use forebay_nvme_uring::UringDevice;
 
 use super::clock::MonotonicClock;
+use super::peers::{HostMembership, HostTransport};
 use super::rng::SplitMix;
 
-/// A node on its own: `O` is its origin (in production `S3Origin`), `R` answers its readers, `D` is
+/// A node, on its own or in a group: `O` is its origin (in production `S3Origin`), `R` answers its readers, `D` is
 /// its disks' queue pairs.
 #[derive(Debug)]
 pub struct HostPlatform<R, O, D = UringDevice>(PhantomData<fn(R, O, D)>);
@@ -21,9 +22,9 @@ where
     D: BlockDevice + 'static,
 {
     type Device = D;
-    type Transport = NoTransport;
+    type Transport = HostTransport;
     type Origin = O;
-    type Membership = Solo;
+    type Membership = HostMembership;
     type Clock = MonotonicClock;
     type Rng = SplitMix;
     type Reply = R;

@@ -1,40 +1,39 @@
-//! What a mount tells through its control socket.
+//! What a daemon tells through its control socket.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_engine::client::Client;
+use forebay_engine::client::{Client, Reply};
 use forebay_engine::stats::CoreStats;
 use forebay_fuse::{FuseReply, Namespace};
 
-use crate::args::MountArgs;
 use crate::assembly::Assembly;
 use crate::cache::{Cache, WatchedCache};
 use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
 use crate::control::server::Reports;
+use crate::group::Group;
 use crate::host::core_stats;
 use crate::host::cores::Spin;
 
 /// How long cores may take to tell their counters.
 const CORES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A mount's reports.
-pub struct MountReports {
-    client: Client<FuseReply>,
-    namespace: Arc<Namespace<FuseReply>>,
+/// A daemon's reports.
+pub struct DaemonReports<R: Reply> {
+    client: Client<R>,
+    namespace: Box<dyn Fn() -> NamespaceCounts + Send + Sync>,
     since: Instant,
     cache: WatchedCache,
+    group: Option<Arc<Group>>,
     fixed: StatusReport,
 }
 
-impl MountReports {
-    /// Reports of the mount of `assembly` at `place`, which answers from now on.
+impl<R: Reply> DaemonReports<R> {
+    /// Reports of what `assembly` runs from now on. `fixed` says what it is; `namespace` counts names and files.
     pub fn new(
-        args: &MountArgs,
-        place: &Path,
-        assembly: &Assembly<FuseReply>,
-        namespace: Arc<Namespace<FuseReply>>,
+        fixed: StatusReport,
+        assembly: &Assembly<R>,
+        namespace: impl Fn() -> NamespaceCounts + Send + Sync + 'static,
     ) -> Self {
         let config = assembly.engine.config();
         let spin = match config.cores.spin {
@@ -42,15 +41,11 @@ impl MountReports {
             Spin::For(Duration::ZERO) => "never",
             Spin::For(_) => "briefly",
         };
-        let log_file = args.log_file.clone().filter(|_| args.daemon);
         let fixed = StatusReport {
-            mount_point: place.to_owned(),
-            source: args.source.to_string(),
-            endpoint: assembly.bucket.endpoint.clone(),
+            endpoint: assembly.bucket("").endpoint.clone(),
             region: assembly.origin.region().to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
-            uptime_seconds: 0.0,
             core_cpus: config.cores.cpus.clone(),
             spin: spin.to_owned(),
             io_timeout_ms: u64::try_from(config.io_timeout.as_millis()).unwrap_or(u64::MAX),
@@ -58,24 +53,24 @@ impl MountReports {
                 limit_bytes: config.memory.total_bytes,
                 ..MemoryStatus::default()
             },
-            disks: Vec::new(),
-            log_file,
+            ..fixed
         };
         Self {
             client: assembly.engine.client(),
-            namespace,
+            namespace: Box::new(namespace),
             since: Instant::now(),
             cache: assembly
                 .cache
                 .as_ref()
                 .map(Cache::watched)
                 .unwrap_or_default(),
+            group: assembly.group.clone(),
             fixed,
         }
     }
 }
 
-impl Reports for MountReports {
+impl<R: Reply> Reports for DaemonReports<R> {
     fn status(&self) -> StatusReport {
         let mut all = CoreStats::default();
         core_stats(&self.client, CORES_TIMEOUT)
@@ -92,6 +87,7 @@ impl Reports for MountReports {
             uptime_seconds: self.since.elapsed().as_secs_f64(),
             memory,
             disks: self.cache.status(&all.disk),
+            group: self.group.as_ref().map(|group| group.report()),
             ..self.fixed.clone()
         }
     }
@@ -100,13 +96,14 @@ impl Reports for MountReports {
         let cores = core_stats(&self.client, CORES_TIMEOUT);
         StatsReport::new(
             &cores,
-            namespace_counts(&self.namespace),
+            (self.namespace)(),
             self.since.elapsed().as_secs_f64(),
         )
     }
 }
 
-fn namespace_counts(namespace: &Namespace<FuseReply>) -> NamespaceCounts {
+/// A mount's names and files.
+pub fn namespace_counts(namespace: &Namespace<FuseReply>) -> NamespaceCounts {
     let stats = namespace.stats();
     let counters = [
         ("inodes", stats.inodes),

@@ -1,0 +1,176 @@
+//! Flags of the cache group, and the commands of members without a mount.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::Args;
+use forebay_membership::local::Network;
+use forebay_membership::seeds::Seed;
+
+use super::{CacheArgs, EngineArgs, OriginArgs, yes_or_no};
+use crate::source::Source;
+use crate::units::parse_duration;
+
+/// Whether this node is part of a group, and how: with `--peers` or `--listen` it is.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Cache group")]
+pub struct GroupArgs {
+    /// Where members are looked for, separated by commas; any one that is alive is enough. HOST[:PORT];
+    /// dns:NAME[:PORT], all addresses of a name; slurm, the nodes of this job; file:PATH, a host a line.
+    #[arg(
+        long,
+        env = "FOREBAY_PEERS",
+        value_name = "LIST",
+        value_delimiter = ','
+    )]
+    pub peers: Vec<Seed>,
+    /// Where members reach this one: UDP for gossip, TCP for the rest. Without it 0.0.0.0:7440, or
+    /// 127.0.0.1:7440 when there is no secret.
+    #[arg(long, env = "FOREBAY_LISTEN", value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
+    /// Which of this machine's addresses, and so which network, members use; several are several rails.
+    #[arg(
+        long,
+        env = "FOREBAY_GROUP_IP",
+        value_name = "IP|CIDR",
+        value_delimiter = ','
+    )]
+    pub group_ip: Vec<Network>,
+    /// Share of the group's data that is this member's, relative to the others' weights; 0: none, and it
+    /// hands over what it has. Without it the cache's size in GiB, at least 1.
+    #[arg(long, env = "FOREBAY_GROUP_WEIGHT", value_name = "N")]
+    pub group_weight: Option<u32>,
+    /// File with the group's secret, the same for all its members, which other users may not read.
+    /// FOREBAY_GROUP_SECRET may hold it instead. Without a secret only this machine is trusted.
+    #[arg(long, env = "FOREBAY_GROUP_SECRET_FILE", value_name = "FILE")]
+    pub group_secret_file: Option<PathBuf>,
+    /// Read through the group without being a member: owns nothing, serves nobody.
+    #[arg(long, env = "FOREBAY_NO_SHARING", value_parser = yes_or_no())]
+    pub no_sharing: bool,
+    /// Keep on this node's disks also what other members own and this one read. A node with --no-sharing
+    /// always does.
+    #[arg(long, env = "FOREBAY_KEEP_COPIES", value_parser = yes_or_no())]
+    pub keep_copies: bool,
+}
+
+impl GroupArgs {
+    /// The same flags with absolute paths.
+    ///
+    /// # Errors
+    /// When the present directory is gone.
+    pub fn absolute(mut self) -> Result<Self> {
+        let absolute =
+            |path: &Path| std::path::absolute(path).context("cannot make a path absolute");
+        self.group_secret_file = self
+            .group_secret_file
+            .as_deref()
+            .map(absolute)
+            .transpose()?;
+        for seed in &mut self.peers {
+            if let Seed::File(path) = seed {
+                *path = absolute(path)?;
+            }
+        }
+        Ok(self)
+    }
+}
+
+/// `forebay serve`.
+#[derive(Clone, Debug, Args)]
+pub struct ServeArgs {
+    /// s3://BUCKET or s3://BUCKET/PREFIX: what members will ask for; looked at once, at the start, to find wrong
+    /// credentials early. May be left out.
+    #[arg(value_name = "SOURCE")]
+    pub sources: Vec<Source>,
+    /// Where the objects are: the same for all members of a group.
+    #[command(flatten)]
+    pub origin: OriginArgs,
+    /// How the engine runs.
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    /// The cache on disk.
+    #[command(flatten)]
+    pub cache: CacheArgs,
+    /// The cache group.
+    #[command(flatten)]
+    pub group: GroupArgs,
+    /// How long this member believes what the origin said of the attributes and listings that it owns; as for
+    /// `mount`, and the same on all members.
+    #[arg(long, env = "FOREBAY_ATTR_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s",
+          help_heading = "Files")]
+    pub attr_ttl: Duration,
+    /// Go to the background once it serves; without it, log to standard error until Ctrl-C.
+    #[arg(short, long, env = "FOREBAY_BACKGROUND", value_parser = yes_or_no())]
+    pub background: bool,
+    /// Log in the background. Without it: /var/log/forebay/ for root, else $XDG_STATE_HOME/forebay/
+    /// or ~/.local/state/forebay/, in a file named after group and node.
+    #[arg(long, env = "FOREBAY_LOG_FILE", value_name = "FILE")]
+    pub log_file: Option<PathBuf>,
+    /// Set by `serve` for the daemon that it starts.
+    #[arg(long, hide = true)]
+    pub daemon: bool,
+}
+
+/// `forebay stop`.
+#[derive(Clone, Debug, Args)]
+pub struct StopArgs {
+    /// GROUP or GROUP/NODE; may be left out when there is just one.
+    #[arg(value_name = "GROUP[/NODE]")]
+    pub name: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn serve(args: &[&str]) -> Result<Box<ServeArgs>, String> {
+        let line = ["forebay", "serve"].iter().chain(args);
+        match Cli::try_parse_from(line)
+            .map_err(|error| error.to_string())?
+            .command
+        {
+            Command::Serve(args) => Ok(args),
+            _ => Err("another command".into()),
+        }
+    }
+
+    #[test]
+    fn lists_may_be_split_and_repeated() {
+        let args = serve(&[
+            "--peers",
+            "a,dns:b:1",
+            "--peers",
+            "slurm",
+            "--group-ip",
+            "10.0.0.0/8,172.16.0.1",
+        ])
+        .unwrap();
+        let peers: Vec<String> = args.group.peers.iter().map(Seed::to_string).collect();
+        assert_eq!(peers, ["a", "dns:b:1", "slurm"]);
+        assert_eq!(args.group.group_ip.len(), 2);
+        assert!(serve(&["s3://a", "s3://b/p"]).unwrap().sources.len() == 2);
+        for (flag, value) in [
+            ("--peers", "a b"),
+            ("--group-ip", "10.0.0.0/99"),
+            ("--listen", "7440"),
+            ("--group-weight", "-1"),
+        ] {
+            let error = serve(&[&format!("{flag}={value}")]).unwrap_err();
+            assert!(error.contains(flag), "{error}");
+        }
+    }
+
+    #[test]
+    fn paths_outlive_a_change_of_directory() {
+        let args = serve(&["--peers", "file:peers", "--group-secret-file", "secret"]).unwrap();
+        let group = args.group.clone().absolute().unwrap();
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(group.peers, [Seed::File(here.join("peers"))]);
+        assert_eq!(group.group_secret_file, Some(here.join("secret")));
+    }
+}

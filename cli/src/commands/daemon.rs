@@ -1,0 +1,115 @@
+//! What daemons have in common: `mount`'s and `serve`'s start, and what ends them.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// How long a signal may wait while a daemon starts.
+const SIGNAL_POLL: Duration = Duration::from_millis(20);
+
+/// What ends a daemon.
+#[derive(Debug)]
+pub enum End {
+    /// A signal, by name.
+    Signal(&'static str),
+    /// The kernel ended the FUSE session.
+    Session(std::io::Result<()>),
+}
+
+/// The runtime of everything but data: the control socket, signals, the group.
+///
+/// # Errors
+/// When the thread cannot be started.
+pub fn control_runtime() -> Result<Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(8)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context("cannot start the control thread")
+}
+
+/// Sends what SIGTERM, SIGINT and SIGHUP mean to `ends`.
+///
+/// # Errors
+/// When a signal cannot be handled.
+pub fn watch_signals(runtime: &Runtime, ends: &mpsc::Sender<End>) -> Result<()> {
+    let _entered = runtime.enter();
+    let signals = [
+        (SignalKind::terminate(), "SIGTERM"),
+        (SignalKind::interrupt(), "SIGINT"),
+        (SignalKind::hangup(), "SIGHUP"),
+    ];
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    for (kind, name) in signals {
+        // Under nohup(1) the daemon outlives its terminal.
+        if is_ignored(&status, kind) {
+            continue;
+        }
+        let mut stream = signal(kind).with_context(|| format!("cannot handle {name}"))?;
+        let ends = ends.clone();
+        runtime.spawn(async move {
+            while stream.recv().await.is_some() {
+                let _ = ends.send(End::Signal(name));
+            }
+        });
+    }
+    Ok(())
+}
+
+/// Whether the caller of this program set a signal to be ignored, from `/proc/self/status`.
+fn is_ignored(status: &str, kind: SignalKind) -> bool {
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
+    mask & (1 << (kind.as_raw_value() - 1)) != 0
+}
+
+/// Does `work` on a thread of its own; what ends the daemon ends the wait for it at once.
+///
+/// # Errors
+/// When the daemon shall end before it has started.
+pub fn beside<T: Send + 'static>(
+    ends: &mpsc::Receiver<End>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let (done, outcome) = mpsc::channel();
+    std::thread::Builder::new()
+        .name("start".into())
+        .spawn(move || done.send(work()))
+        .context("cannot start a thread")?;
+    loop {
+        let result = outcome.recv_timeout(SIGNAL_POLL);
+        match ends.try_recv() {
+            Ok(End::Signal(name)) => {
+                bail!("{name} came before the start was over: nothing is left of it")
+            }
+            Ok(End::Session(_)) => bail!("the mount was taken away before it answered"),
+            Err(_) => {}
+        }
+        match result {
+            Ok(done) => return Ok(done),
+            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(error) => return Err(error).context("a thread of the start ended"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ignored_signals_are_read_from_proc() {
+        let status = "Name:\tx\nSigIgn:\t0000000000000001\n";
+        assert!(is_ignored(status, SignalKind::hangup()));
+        assert!(!is_ignored(status, SignalKind::terminate()));
+        assert!(!is_ignored("", SignalKind::hangup()));
+    }
+}

@@ -1,0 +1,149 @@
+//! `forebay serve`: a member of a cache group, without a mount.
+
+use std::path::Path;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use forebay_engine::client::Reply;
+use forebay_engine::errors::ReadError;
+
+use super::daemon::{End, beside, control_runtime, watch_signals};
+use super::reports::DaemonReports;
+use crate::args::ServeArgs;
+use crate::assembly::{Assembly, engine_config};
+use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
+use crate::cache::Cache;
+use crate::cache::place::Owner;
+use crate::cache::running::purpose_of_member;
+use crate::control::report::{NamespaceCounts, StatusReport};
+use crate::control::server::ControlSocket;
+use crate::control::sockets::{checked_runtime_dir, is_alive, serve_name, socket_path};
+use crate::group::{Group, GroupPlan};
+use crate::host::engine::CoreDeath;
+use crate::host::run::STOP_TIMEOUT;
+use crate::mounts::file_name_of;
+
+/// Nobody reads at a member without a mount: its cores answer peers alone.
+#[derive(Debug)]
+pub struct NoReader;
+
+impl Reply for NoReader {
+    fn data(self, _: &[u8]) {}
+
+    fn error(self, _: ReadError) {}
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Why the member will not be, or how it broke.
+pub fn run(args: &ServeArgs) -> Result<()> {
+    if args.group.no_sharing {
+        bail!("a member that serves nobody is none: leave out `serve` or --no-sharing");
+    }
+    let name = serve_name(&args.cache.node.owner());
+    if args.daemon {
+        let caller = Caller::Command;
+        return daemon(args.clone(), &name, &caller).inspect_err(|error| caller.failed(error));
+    }
+    if !args.background {
+        settle_allocator();
+        return serve(args, &name, &Caller::Terminal);
+    }
+    let (path, log) = open_log(args.log_file.as_deref(), &log_name(&name))?;
+    start_daemon(&path, log)
+}
+
+fn log_name(name: &str) -> String {
+    format!("serve-{}", file_name_of(Path::new(name)))
+}
+
+/// Serves, away from the caller's terminal and directory.
+fn daemon(mut args: ServeArgs, name: &str, caller: &Caller) -> Result<()> {
+    args.cache = args.cache.absolute()?;
+    args.group = args.group.absolute()?;
+    args.log_file = Some(log_path(args.log_file.as_deref(), &log_name(name))?);
+    detach()?;
+    serve(&args, name, caller)
+}
+
+fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
+    let plan =
+        GroupPlan::new(&args.group, &args.cache.node, true)?.context("a member needs a group")?;
+    let socket = socket_path(&checked_runtime_dir()?, Path::new(name));
+    if is_alive(&socket) {
+        bail!(
+            "{name} runs already: `forebay stop` ends it; a second member on this machine wants its own --node-id"
+        );
+    }
+    let control = ControlSocket::bind(&socket)?;
+    let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
+    config.attr_ttl = args.attr_ttl;
+    config.core_death = core_death(name.to_owned(), control.path());
+    let runtime = control_runtime()?;
+    let (sender, ends) = mpsc::channel();
+    watch_signals(&runtime, &sender)?;
+    let group = Group::open(plan, config.cores.cores(), runtime.handle())?;
+    let cache = open_cache(args, config.cores.cores(), &ends)?;
+    let assembly = Assembly::<NoReader>::start(config, &args.origin, cache, Some(group.clone()))?;
+    check_sources(args, &assembly, &ends)?;
+    beside(&ends, assembly.joining())??;
+
+    let sources: Vec<String> = args.sources.iter().map(ToString::to_string).collect();
+    let fixed = StatusReport {
+        serve: Some(name.to_owned()),
+        source: sources.join(" "),
+        log_file: args.log_file.clone().filter(|_| args.daemon),
+        ..StatusReport::default()
+    };
+    let reports = DaemonReports::new(fixed, &assembly, NamespaceCounts::default);
+    let served = {
+        let _entered = runtime.enter();
+        control.serve(Arc::new(reports))?
+    };
+    caller.ready()?;
+    tracing::info!("{name} serves");
+    if let End::Signal(signal) = ends
+        .recv()
+        .context("nothing watches for signals any more")?
+    {
+        tracing::info!("{signal}: leaving the group");
+    }
+    let stopped = assembly.stop(STOP_TIMEOUT);
+    drop(served);
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    stopped
+}
+
+/// Opens the cache on disk; a disk that hangs does not keep the member from being given up.
+fn open_cache(args: &ServeArgs, cores: usize, ends: &mpsc::Receiver<End>) -> Result<Option<Cache>> {
+    let cache = args.cache.clone();
+    let owner: Owner = cache.node.owner();
+    beside(ends, move || {
+        Cache::open(&cache, cores, &purpose_of_member(&owner))
+    })?
+}
+
+/// Looks at each source once, so that wrong credentials are found now and by this node.
+fn check_sources(
+    args: &ServeArgs,
+    assembly: &Assembly<NoReader>,
+    ends: &mpsc::Receiver<End>,
+) -> Result<()> {
+    for source in &args.sources {
+        let (origin, source) = (assembly.origin.clone(), source.clone());
+        beside(ends, move || origin.check(&source.bucket, &source.prefix))??;
+    }
+    Ok(())
+}
+
+/// Ends the process when a core panics: peers go on without it.
+fn core_death(name: String, socket: &Path) -> CoreDeath {
+    let socket = socket.to_owned();
+    Arc::new(move |message| {
+        eprintln!("forebay: {message}; {name} ends");
+        let _ = std::fs::remove_file(&socket);
+        std::process::exit(1);
+    })
+}

@@ -1,0 +1,169 @@
+//! The cache group in `forebay status`.
+
+use crate::group::report::{GroupReport, LinkReport, MemberReport};
+use crate::output::table;
+use crate::units::Bytes;
+
+/// What is said of the group in one line each.
+pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
+    let secret = if group.secret {
+        "with a secret"
+    } else {
+        "this machine only, no secret"
+    };
+    let view = match &group.view {
+        Some(view) => format!("{view}, {} members", group.members.len()),
+        None => "none yet".into(),
+    };
+    let mut rows = vec![
+        ("group", format!("{} ({secret})", group.name)),
+        (
+            "this node",
+            format!("{} ({}, id {})", group.node, group.role, group.id),
+        ),
+        ("view", view),
+    ];
+    if !group.addresses.is_empty() {
+        let addresses: Vec<String> = group.addresses.iter().map(ToString::to_string).collect();
+        rows.push(("addresses", addresses.join(", ")));
+    }
+    if let Some(member) = group.asking {
+        rows.push(("views from", member.to_string()));
+    }
+    if let Some(error) = &group.asking_error {
+        rows.push(("views from", format!("nobody: {error}")));
+    }
+    for seed in &group.seeds {
+        let found = match (&seed.error, seed.addresses) {
+            (Some(error), _) => error.clone(),
+            (None, 1) => "1 address".into(),
+            (None, n) => format!("{n} addresses"),
+        };
+        rows.push(("peers", format!("{}: {found}", seed.seed)));
+    }
+    for (what, counts) in [
+        ("gossip dropped", &group.gossip_dropped),
+        ("refused", &group.connections_refused),
+    ] {
+        let counts: Vec<String> = counts
+            .iter()
+            .map(|(why, count)| format!("{count} {}", why.replace('_', " ")))
+            .collect();
+        if !counts.is_empty() {
+            rows.push((what, counts.join("; ")));
+        }
+    }
+    rows
+}
+
+/// Members and links, a line each.
+pub fn tables(group: &GroupReport) -> String {
+    let mut text = String::new();
+    if !group.members.is_empty() {
+        let header = [
+            "MEMBER",
+            "WEIGHT",
+            "RING SHARE",
+            "CORES",
+            "HEARD",
+            "VERSION",
+            "ADDRESSES",
+        ];
+        let rows = std::iter::once(header.map(str::to_owned).to_vec());
+        let rows: Vec<_> = rows.chain(group.members.iter().map(member)).collect();
+        text.push_str(&format!("\n{}", table(&rows, &[1, 2, 3, 4])));
+    }
+    if !group.links.is_empty() {
+        let header = [
+            "LINK",
+            "CORES",
+            "TRANSPORT",
+            "STATE",
+            "SENT",
+            "RECEIVED",
+            "",
+        ];
+        let rows = std::iter::once(header.map(str::to_owned).to_vec());
+        let rows: Vec<_> = rows.chain(group.links.iter().map(link)).collect();
+        text.push_str(&format!("\n{}", table(&rows, &[4, 5])));
+    }
+    text
+}
+
+fn member(member: &MemberReport) -> Vec<String> {
+    let heard = match (member.this, member.silent_seconds) {
+        (true, _) => "this node".into(),
+        (false, Some(seconds)) => format!("{seconds:.1} s ago"),
+        (false, None) => "-".into(),
+    };
+    let addresses: Vec<String> = member.addresses.iter().map(ToString::to_string).collect();
+    vec![
+        member.node.clone(),
+        member.weight.to_string(),
+        format!("{:.1} %", member.ring_share * 100.0),
+        member.cores.to_string(),
+        heard,
+        member.version.clone(),
+        addresses.join(", "),
+    ]
+}
+
+fn link(link: &LinkReport) -> Vec<String> {
+    let way = if link.asks { "to" } else { "from" };
+    vec![
+        format!("{way} {}", link.peer),
+        format!("{} - {}", link.core, link.peer_core),
+        link.transport.clone(),
+        link.state.clone(),
+        Bytes(link.sent_bytes).to_string(),
+        Bytes(link.received_bytes).to_string(),
+        link.last_error.clone().unwrap_or_default(),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everything_that_matters_is_said() {
+        let mut group = GroupReport {
+            name: "train".into(),
+            view: Some("00000000000000aa".into()),
+            members: vec![MemberReport {
+                node: "gpu1".into(),
+                weight: 7,
+                ring_share: 0.25,
+                silent_seconds: Some(0.5),
+                ..MemberReport::default()
+            }],
+            links: vec![LinkReport {
+                peer: "gpu1".into(),
+                asks: true,
+                transport: "tcp".into(),
+                state: "down".into(),
+                last_error: Some("connection refused".into()),
+                ..LinkReport::default()
+            }],
+            ..GroupReport::default()
+        };
+        group.gossip_dropped.insert("other_group".into(), 3);
+        let lines: Vec<String> = rows(&group)
+            .into_iter()
+            .map(|(name, value)| format!("{name}: {value}"))
+            .collect();
+        let text = lines.join("\n") + &tables(&group);
+        for part in [
+            "no secret",
+            "00000000000000aa, 1 members",
+            "3 other group",
+            "gpu1",
+            "25.0 %",
+            "0.5 s ago",
+            "to gpu1",
+            "connection refused",
+        ] {
+            assert!(text.contains(part), "{part} in\n{text}");
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! This node in its cache group: from the flags to a running membership.
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`plan`] | what the flags ask for, checked |
+//! | [`running`] | the endpoint, the membership and the views, until the end |
+//! | [`report`] | what `status` tells of the group |
+
+pub mod plan;
+pub mod report;
+pub mod running;
+
+pub use plan::{GroupPlan, Role};
+pub use running::Group;

@@ -1,0 +1,272 @@
+//! What `status` tells of the group; the keys below `group` in `status --json`.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+
+use forebay_engine::identity::Slot;
+use forebay_engine::limits::SLOTS;
+use forebay_engine::placement::Placement;
+use forebay_membership::follow::FollowerStatus;
+use forebay_membership::gossip::GroupStatus;
+use forebay_membership::seeds::SeedStatus;
+use forebay_membership::views::GroupView;
+use forebay_transport_tcp::{LinkState, LinkStatus, Refusal};
+use serde::{Deserialize, Serialize};
+
+use super::plan::GroupPlan;
+
+/// This node's group.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct GroupReport {
+    /// The group's name.
+    pub name: String,
+    /// This node's name.
+    pub node: String,
+    /// This node's id, 16 hexadecimal digits.
+    pub id: String,
+    /// `member`, or `client`, which only takes.
+    pub role: String,
+    /// Whether the group has a secret.
+    pub secret: bool,
+    /// Where others reach this node; none for a client.
+    pub addresses: Vec<SocketAddr>,
+    /// Digest of the view, 16 hexadecimal digits; null before the first view.
+    pub view: Option<String>,
+    /// All serving members, sorted by id.
+    pub members: Vec<MemberReport>,
+    /// Connections between this node's cores and others'.
+    pub links: Vec<LinkReport>,
+    /// Where members are looked for.
+    pub seeds: Vec<SeedReport>,
+    /// A client: the member that tells it views.
+    pub asking: Option<SocketAddr>,
+    /// A client: what was wrong with asking last.
+    pub asking_error: Option<String>,
+    /// Gossip datagrams dropped, by reason.
+    pub gossip_dropped: BTreeMap<String, u64>,
+    /// Connections refused, by reason.
+    pub connections_refused: BTreeMap<String, u64>,
+}
+
+/// One member.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MemberReport {
+    /// Its name.
+    pub node: String,
+    /// Its id.
+    pub id: String,
+    /// Whether it is this node.
+    pub this: bool,
+    /// Its weight.
+    pub weight: u32,
+    /// Slots that it owns, of 65,536.
+    pub slots: u32,
+    /// The same as a share of the ring, 0 to 1.
+    pub ring_share: f64,
+    /// Its engine cores.
+    pub cores: u16,
+    /// Where it is reached, one for each rail.
+    pub addresses: Vec<SocketAddr>,
+    /// Version of its software.
+    pub version: String,
+    /// Seconds since it was heard of; null when this node does not gossip.
+    pub silent_seconds: Option<f64>,
+}
+
+/// One connection.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// The other side's name, or its id when it is no member (a client).
+    pub peer: String,
+    /// This node's core.
+    pub core: u16,
+    /// The other side's core.
+    pub peer_core: u16,
+    /// Whether this node asks on it; else the other side does.
+    pub asks: bool,
+    /// `tcp`.
+    pub transport: String,
+    /// `connecting`, `up` or `down`.
+    pub state: String,
+    /// Bytes sent.
+    pub sent_bytes: u64,
+    /// Bytes received.
+    pub received_bytes: u64,
+    /// Why it was down the last time.
+    pub last_error: Option<String>,
+}
+
+/// One place where members are looked for.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeedReport {
+    /// As it was given.
+    pub seed: String,
+    /// How many addresses it has.
+    pub addresses: usize,
+    /// What is wrong with it.
+    pub error: Option<String>,
+}
+
+fn hex(id: u64) -> String {
+    format!("{id:016x}")
+}
+
+impl GroupReport {
+    /// What follows from the flags and the newest view.
+    pub fn new(plan: &GroupPlan, addresses: &[SocketAddr], view: Option<&GroupView>) -> Self {
+        let slots = view
+            .map(|view| slots_owned(&view.placement))
+            .unwrap_or_default();
+        let listed = view.iter().flat_map(|view| view.roster.members());
+        let member = |(listed, slots): (&forebay_membership::record::Listed, u32)| MemberReport {
+            node: listed.record.node.clone(),
+            id: hex(listed.id.0),
+            this: listed.id == plan.me,
+            weight: listed.record.weight,
+            slots,
+            ring_share: f64::from(slots) / f64::from(SLOTS),
+            cores: listed.record.cores,
+            addresses: listed.record.addresses.clone(),
+            version: listed.record.version.clone(),
+            silent_seconds: None,
+        };
+        Self {
+            name: plan.group.clone(),
+            node: plan.node.clone(),
+            id: hex(plan.me.0),
+            role: if plan.is_member() { "member" } else { "client" }.to_owned(),
+            secret: plan.secret.is_some(),
+            addresses: addresses.to_vec(),
+            view: view.map(|view| hex(view.placement.view().digest())),
+            members: listed.zip(slots).map(member).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Adds what gossip knows.
+    pub fn add_gossip(&mut self, status: &GroupStatus) {
+        for heard in &status.members {
+            let id = hex(heard.listed.id.0);
+            for member in self.members.iter_mut().filter(|member| member.id == id) {
+                member.silent_seconds = Some(heard.silence.as_secs_f64());
+            }
+        }
+        self.add_seeds(&status.seeds);
+        let counted = status.dropped.iter().filter(|(_, count)| *count > 0);
+        self.gossip_dropped = counted
+            .map(|(name, count)| ((*name).to_owned(), *count))
+            .collect();
+    }
+
+    /// Adds how a client gets its views.
+    pub fn add_following(&mut self, status: &FollowerStatus, seeds: &[SeedStatus]) {
+        self.asking = status.asking;
+        self.asking_error = status.error.clone();
+        self.add_seeds(seeds);
+    }
+
+    fn add_seeds(&mut self, seeds: &[SeedStatus]) {
+        let seed = |seed: &SeedStatus| SeedReport {
+            seed: seed.seed.clone(),
+            addresses: seed.addresses.len(),
+            error: seed.error.clone(),
+        };
+        self.seeds = seeds.iter().map(seed).collect();
+    }
+
+    /// Adds the transport's connections.
+    pub fn add_links(&mut self, links: &[LinkStatus], refusals: &[(Refusal, u64)]) {
+        let name_of = |id: String| {
+            let member = self.members.iter().find(|member| member.id == id);
+            member.map_or(id.clone(), |member| member.node.clone())
+        };
+        let link = |link: &LinkStatus| LinkReport {
+            peer: name_of(hex(link.peer.0)),
+            core: link.core,
+            peer_core: link.peer_core,
+            asks: link.asks,
+            transport: link.transport.to_owned(),
+            state: match link.state {
+                LinkState::Connecting => "connecting",
+                LinkState::Up => "up",
+                LinkState::Down => "down",
+            }
+            .to_owned(),
+            sent_bytes: link.sent_bytes,
+            received_bytes: link.received_bytes,
+            last_error: link.last_error.clone(),
+        };
+        let links: Vec<LinkReport> = links.iter().map(link).collect();
+        self.links = links;
+        let refused = refusals.iter().filter(|(_, count)| *count > 0);
+        self.connections_refused = refused
+            .map(|(why, count)| (why.to_string(), *count))
+            .collect();
+    }
+}
+
+/// Slots that each member owns, in the view's order.
+fn slots_owned(placement: &Placement) -> Vec<u32> {
+    let members = placement.view().members();
+    let mut owned: BTreeMap<_, u32> = members.iter().map(|member| (member.id, 0)).collect();
+    for owner in (0..SLOTS).filter_map(|slot| placement.owner(Slot(slot))) {
+        *owned.entry(owner.id).or_default() += 1;
+    }
+    members
+        .iter()
+        .map(|member| owned.get(&member.id).copied().unwrap_or(0))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use forebay_membership::identity::peer_id;
+    use forebay_membership::record::{Listed, Record, Roster};
+
+    use super::*;
+    use crate::args::{GroupArgs, NodeArgs};
+
+    fn listed(node: &str, weight: u32) -> Listed {
+        Listed {
+            id: peer_id("g", node),
+            record: Record {
+                node: node.to_owned(),
+                weight,
+                cores: 1,
+                addresses: vec!["127.0.0.1:1".parse().unwrap()],
+                version: "0".to_owned(),
+            },
+        }
+    }
+
+    #[test]
+    fn shares_add_up_and_follow_weights() {
+        let node = NodeArgs {
+            node_id: Some("a".parse().unwrap()),
+            cache_group: "g".parse().unwrap(),
+        };
+        let plan = GroupPlan::new(&GroupArgs::default(), &node, true)
+            .unwrap()
+            .unwrap();
+        let roster = Roster::new(vec![listed("a", 1), listed("b", 1), listed("c", 0)]);
+        let view = GroupView::new(Arc::new(roster));
+        let report = GroupReport::new(&plan, &[], Some(&view));
+        let share = |name: &str| {
+            report
+                .members
+                .iter()
+                .find(|member| member.node == name)
+                .unwrap()
+                .ring_share
+        };
+        let total: u32 = report.members.iter().map(|member| member.slots).sum();
+        assert_eq!(total, SLOTS);
+        assert!((0.4..0.6).contains(&share("a")) && share("c") == 0.0);
+        assert_eq!(
+            report.members.iter().filter(|member| member.this).count(),
+            1
+        );
+    }
+}

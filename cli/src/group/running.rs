@@ -1,0 +1,265 @@
+//! A running membership: the endpoint that peers reach, the gossip or its substitute, and the views.
+
+use std::io::{Error, ErrorKind};
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use forebay_membership::PORT_DEFAULT;
+use forebay_membership::follow::{Connect, Follower, answer};
+use forebay_membership::gossip;
+use forebay_membership::record::Record;
+use forebay_membership::seeds::Seeds;
+use forebay_membership::views::Views;
+use forebay_transport_tcp::{ControlIncoming, Endpoint, EndpointConfig, Key};
+use tokio::net::TcpStream;
+use tokio::runtime::Handle;
+
+use super::plan::{GroupPlan, Role};
+use super::report::GroupReport;
+use crate::host::Peers;
+
+/// Free ports that are tried when the port is 0: one may be free for TCP and taken for UDP.
+const PORTS_TRIED: usize = 16;
+/// A client waits so long for its first view before it reads from the origin by itself.
+pub const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// This node's part in its group, until it is dropped or [leaves](Group::leave).
+pub struct Group {
+    plan: GroupPlan,
+    endpoint: Endpoint,
+    views: Views,
+    runtime: Handle,
+    socket: parking_lot::Mutex<Option<UdpSocket>>,
+    addresses: Vec<SocketAddr>,
+    joined: OnceLock<Joined>,
+}
+
+/// How views come.
+enum Joined {
+    Member(gossip::Group),
+    Client(Follower, Arc<Seeds>),
+}
+
+impl std::fmt::Debug for Group {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Group")
+            .field("plan", &self.plan)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Group {
+    /// Takes the ports, before the engine starts. Nobody is told of this node yet.
+    ///
+    /// # Errors
+    /// A port that cannot be had.
+    pub fn open(plan: GroupPlan, cores: usize, runtime: &Handle) -> Result<Arc<Self>> {
+        let (endpoint, control, socket) = open_ports(&plan, cores, runtime)?;
+        let views = Views::default();
+        let known = endpoint.clone();
+        views.before_change(move |view| known.set_members(view.placement.view()));
+        if plan.is_member() {
+            runtime.spawn(answer_clients(control, views.clone()));
+        }
+        let addresses = match (&plan.role, endpoint.addresses().first()) {
+            (Role::Member { addresses, .. }, Some(bound)) => addresses
+                .iter()
+                .map(|ip| SocketAddr::new(*ip, bound.port()))
+                .collect(),
+            _ => Vec::new(),
+        };
+        Ok(Arc::new(Self {
+            plan,
+            endpoint,
+            views,
+            runtime: runtime.clone(),
+            socket: parking_lot::Mutex::new(socket),
+            addresses,
+            joined: OnceLock::new(),
+        }))
+    }
+
+    /// What the engine's cores are made with.
+    pub fn peers(&self) -> Peers {
+        Peers {
+            me: self.plan.me,
+            keep_copies: self.plan.keep_copies,
+            endpoint: self.endpoint.clone(),
+            views: self.views.clone(),
+        }
+    }
+
+    /// The plan that it follows.
+    pub fn plan(&self) -> &GroupPlan {
+        &self.plan
+    }
+
+    /// Joins, once the engine answers peers, and waits for the first view. `cache_bytes` gives the weight when
+    /// there is no `--group-weight`.
+    ///
+    /// # Errors
+    /// When gossip cannot start. That nobody answers is none.
+    pub fn join(&self, cores: usize, cache_bytes: u64) -> Result<()> {
+        let socket = self.socket.lock().take();
+        self.runtime.clone().block_on(async {
+            match socket {
+                Some(socket) => {
+                    let group = self.gossip(socket, cores, cache_bytes).await?;
+                    group.ready().await;
+                    let _ = self.joined.set(Joined::Member(group));
+                }
+                None => {
+                    let seeds = Seeds::follow(self.plan.seeds.clone(), PORT_DEFAULT, self.plan.networks.clone());
+                    let seeds = Arc::new(seeds);
+                    let connect = ControlDialer(self.endpoint.clone());
+                    let follower = Follower::start(connect, seeds.clone(), self.views.clone());
+                    if tokio::time::timeout(VIEW_TIMEOUT, follower.ready()).await.is_err() {
+                        let why = follower.status().error.unwrap_or_else(|| "no address of one is known".into());
+                        tracing::warn!("no member of the group answers ({why}): reading from the origin until one does");
+                    }
+                    let _ = self.joined.set(Joined::Client(follower, seeds));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    async fn gossip(
+        &self,
+        socket: UdpSocket,
+        cores: usize,
+        cache_bytes: u64,
+    ) -> Result<gossip::Group> {
+        let plan = &self.plan;
+        let config = gossip::GroupConfig {
+            group: plan.group.clone(),
+            secret: plan.secret.clone(),
+            record: Record {
+                node: plan.node.clone(),
+                weight: plan.weight.unwrap_or_else(|| default_weight(cache_bytes)),
+                cores: u16::try_from(cores).context("too many cores for a group")?,
+                addresses: self.addresses.clone(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+            },
+            seeds: plan.seeds.clone(),
+            port_default: self
+                .addresses
+                .first()
+                .map_or(PORT_DEFAULT, SocketAddr::port),
+            networks: plan.networks.clone(),
+        };
+        gossip::Group::join(config, socket, self.views.clone()).await
+    }
+
+    /// Says farewell, so that the others stop asking. Takes half a second.
+    pub fn leave(&self) {
+        if let Some(Joined::Member(group)) = self.joined.get() {
+            self.runtime.block_on(group.leave());
+        }
+    }
+
+    /// What is known of the group.
+    pub fn report(&self) -> GroupReport {
+        let mut report =
+            GroupReport::new(&self.plan, &self.addresses, self.views.newest().as_deref());
+        report.add_links(&self.endpoint.links(), &self.endpoint.refusals());
+        match self.joined.get() {
+            Some(Joined::Member(group)) => report.add_gossip(&group.status()),
+            Some(Joined::Client(follower, seeds)) => {
+                report.add_following(&follower.status(), &seeds.status())
+            }
+            None => {}
+        }
+        report
+    }
+}
+
+/// One for each GiB of cache.
+fn default_weight(cache_bytes: u64) -> u32 {
+    u32::try_from(cache_bytes >> 30).unwrap_or(u32::MAX).max(1)
+}
+
+/// TCP and UDP of one port; for a client no port at all.
+fn open_ports(
+    plan: &GroupPlan,
+    cores: usize,
+    runtime: &Handle,
+) -> Result<(Endpoint, ControlIncoming, Option<UdpSocket>)> {
+    let Role::Member { listen, .. } = &plan.role else {
+        let (endpoint, control) = open_endpoint(plan, None, cores, runtime)?;
+        return Ok((endpoint, control, None));
+    };
+    for _ in 0..PORTS_TRIED {
+        let (endpoint, control) = open_endpoint(plan, Some(*listen), cores, runtime)?;
+        let bound = *endpoint
+            .addresses()
+            .first()
+            .context("the endpoint does not listen")?;
+        match UdpSocket::bind(bound) {
+            Ok(socket) => return Ok((endpoint, control, Some(socket))),
+            Err(error) if listen.port() == 0 && error.kind() == ErrorKind::AddrInUse => {}
+            Err(error) => {
+                return Err(error).with_context(|| {
+                    format!("cannot listen at {bound} (UDP, for gossip): is another Forebay using it? See --listen")
+                });
+            }
+        }
+    }
+    bail!("no port is free for both TCP and UDP: name one with --listen")
+}
+
+fn open_endpoint(
+    plan: &GroupPlan,
+    listen: Option<SocketAddr>,
+    cores: usize,
+    runtime: &Handle,
+) -> Result<(Endpoint, ControlIncoming)> {
+    let config = EndpointConfig {
+        secret: plan.secret.as_ref().map(|secret| Key::new(secret.bytes())),
+        listen: listen.into_iter().collect(),
+        cores: u16::try_from(cores).context("too many cores for a group")?,
+        ..EndpointConfig::new(plan.me, &plan.group, runtime.clone())
+    };
+    Endpoint::start(config).context("cannot take part in the group (see --listen)")
+}
+
+/// Answers what take-only clients ask over their control connections.
+async fn answer_clients(mut control: ControlIncoming, views: Views) {
+    while let Some((client, mut stream)) = control.next().await {
+        let views = views.clone();
+        tokio::spawn(async move {
+            if let Err(error) = answer(&mut stream, &views).await {
+                tracing::debug!("client {:016x}: {error}", client.0);
+            }
+        });
+    }
+}
+
+/// Proven control connections to members.
+struct ControlDialer(Endpoint);
+
+impl Connect for ControlDialer {
+    type Stream = TcpStream;
+
+    async fn connect(&self, to: SocketAddr) -> std::io::Result<TcpStream> {
+        let connected = self.0.connect_control(to).await;
+        connected.map(|(_, stream)| stream).map_err(Error::other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_is_never_nothing_by_itself() {
+        for (cache_bytes, weight) in [(0, 1), (1 << 29, 1), (7 << 30, 7), (u64::MAX, u32::MAX)] {
+            assert_eq!(
+                default_weight(cache_bytes),
+                weight.min((cache_bytes >> 30).max(1) as u32)
+            );
+        }
+    }
+}

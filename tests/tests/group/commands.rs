@@ -1,0 +1,142 @@
+//! `serve`, `stop`, `status`: what members say of themselves, and what is refused.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{Duration, Instant};
+
+use super::cluster::{Cluster, GROUP};
+use super::support::{Place, eventually};
+
+#[test]
+fn members_show_each_other_and_leave_at_once() {
+    let cluster = Cluster::new(3);
+    cluster.serve_all();
+    let name = format!("serve:{GROUP}/a");
+    let status = cluster.json(&name);
+    assert_eq!(
+        (&status["state"], &status["serve"]),
+        (&"serving".into(), &name.as_str().into())
+    );
+    let group = &status["group"];
+    let members = group["members"].as_array().unwrap();
+    let slots: u64 = members
+        .iter()
+        .map(|member| member["slots"].as_u64().unwrap())
+        .sum();
+    assert_eq!((members.len(), slots), (3, 65_536));
+    for other in ["b", "c"] {
+        assert_eq!(
+            cluster.json(&format!("serve:{GROUP}/{other}"))["group"]["view"],
+            group["view"]
+        );
+    }
+    let text = cluster.place.run(&["status", &name]).ok().text();
+    for part in [
+        "RING SHARE",
+        "this node",
+        "no secret",
+        &cluster.address("c"),
+    ] {
+        assert!(text.contains(part), "{part} in\n{text}");
+    }
+    let text = cluster.place.run(&["status"]).ok().text();
+    assert!(
+        text.contains("serving") && text.contains(&format!("serve:{GROUP}/c")),
+        "{text}"
+    );
+    cluster.place.run(&["stats", &name, "--json"]).ok();
+    cluster
+        .place
+        .run(&["stop", GROUP])
+        .failed(&["3 members match", "serve:g/a"]);
+
+    let stopped = Instant::now();
+    cluster.place.run(&["stop", "g/b"]).ok();
+    cluster.until_members(&["a", "c"]);
+    let took = stopped.elapsed();
+    assert!(
+        took < Duration::from_secs(9),
+        "a farewell is not waited out: {took:?}"
+    );
+    cluster.place.run(&["stop", "serve:g/c"]).ok();
+    cluster.place.run(&["stop"]).ok();
+    cluster
+        .place
+        .run(&["stop"])
+        .failed(&["no member runs here"]);
+    assert!(forebay_cli::control::sockets::sockets(&cluster.place.runtime_dir()).is_empty());
+}
+
+#[test]
+fn a_weight_of_zero_owns_nothing_and_a_wrong_secret_stays_out() {
+    let cluster = Cluster::new(3);
+    let secret = |name: &str, text: &str| {
+        let path = cluster.place.dir(".").join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (right, wrong) = (secret("right", "s3cret\n"), secret("wrong", "other\n"));
+    cluster.serve("a", &["--group-secret-file", &right]);
+    cluster.serve("b", &["--group-secret-file", &right, "--group-weight", "0"]);
+    cluster.serve("c", &["--group-secret-file", &wrong]);
+    cluster.until_members(&["a", "b"]);
+    let group = &cluster.json("serve:g/a")["group"];
+    let slots = |node: &str| {
+        let members = group["members"].as_array().unwrap();
+        members
+            .iter()
+            .find(|member| member["node"] == node)
+            .unwrap()["slots"]
+            .as_u64()
+            .unwrap()
+    };
+    assert_eq!((slots("a"), slots("b")), (65_536, 0));
+    eventually("the stranger is counted", || {
+        let group = &cluster.json("serve:g/a")["group"];
+        group["gossip_dropped"]["unproven"].as_u64().unwrap_or(0) > 0
+    });
+    cluster.until_members(&["c"]);
+}
+
+#[test]
+fn what_cannot_be_is_refused_with_what_to_do() {
+    let place = Place::new();
+    let dir = place.dir("x");
+    let secret = dir.join("secret");
+    fs::write(&secret, "s\n").unwrap();
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o644)).unwrap();
+    let secret = secret.to_str().unwrap();
+    let serve =
+        |args: &[&str]| place.run(&[&["serve", "--listen", "127.99.0.1:7440"], args].concat());
+    serve(&["--group-secret-file", secret]).failed(&["other users may read", "chmod"]);
+    serve(&["--group-secret-file", "/none"]).failed(&["/none", "--group-secret-file"]);
+    serve(&["--group-ip", "192.0.2.0/24"]).failed(&["192.0.2.0/24", "127.0.0.1 (lo)"]);
+    serve(&["--no-sharing", "--peers", "a"]).failed(&["--no-sharing"]);
+    place
+        .run(&["serve", "--listen", "192.0.2.1:7440"])
+        .failed(&["--group-secret-file", "192.0.2.1"]);
+    let mount = |args: &[&str]| {
+        place.dir("m");
+        place.run(&[&["mount", "s3://bucket", "m"], args].concat())
+    };
+    mount(&["--no-sharing"]).failed(&["--no-sharing needs --peers"]);
+    mount(&["--no-sharing", "--peers", "a", "--listen", "127.0.0.1:1"])
+        .failed(&["do not go together"]);
+}
+
+#[test]
+fn one_node_is_served_once() {
+    let cluster = Cluster::new(1);
+    cluster.serve("a", &[]);
+    let again = cluster.place.run(&cluster.serve_args("a", &[]));
+    again.failed(&["serve:g/a runs already", "--node-id"]);
+    let mut args = cluster.serve_args("a", &[]);
+    let place = args.iter().position(|arg| arg == "--node-id").unwrap();
+    args[place + 1] = "other".into();
+    cluster
+        .place
+        .run(&args)
+        .failed(&["cannot listen on", ":7440"]);
+    cluster.place.run(&["stop", "g"]).ok();
+}

@@ -1,0 +1,10 @@
+//! Cache groups as users meet them: real processes on loopback addresses of their own, against the embedded S3
+//! server, whose counters tell what left the origin.
+
+#[path = "../cli_commands/support.rs"]
+#[allow(dead_code)]
+mod support;
+
+mod cluster;
+mod commands;
+mod reading;

@@ -1,0 +1,116 @@
+//! Bytes through a group: right, and from the origin once.
+
+use std::time::{Duration, Instant};
+
+use super::cluster::{Cluster, GROUP, SILENCE_MAX, put_objects, read_objects};
+use super::support::have_fuse;
+
+const MIB: usize = 1 << 20;
+
+/// Whole and broken lengths; 50 MiB in all.
+const LENGTHS: [usize; 12] = [
+    1,
+    4096,
+    100_000,
+    MIB,
+    2 * MIB + 1,
+    3 * MIB,
+    4 * MIB - 1,
+    5 * MIB,
+    6 * MIB + 77,
+    8 * MIB,
+    9 * MIB,
+    12 * MIB,
+];
+
+#[test]
+fn a_client_of_three_members_reads_every_byte_right_and_the_origin_gives_each_once() {
+    if !have_fuse() {
+        return;
+    }
+    let cluster = Cluster::new(3);
+    let total = put_objects(&cluster.place, "o", &LENGTHS);
+    cluster.serve_all();
+    let path = cluster.mount_client(&[]);
+    cluster.place.server.reset_counters();
+    read_objects(&path, "o", &LENGTHS);
+    let cold = cluster.place.server.counters();
+    assert!(
+        cold.body_bytes as f64 <= 1.01 * total as f64,
+        "{} of {total}",
+        cold.body_bytes
+    );
+    assert!(cold.unique_bytes >= total, "all of it was read");
+
+    // Another mount, with empty memory: all of it is in the group.
+    cluster.place.run(&["umount", "m"]).ok();
+    let path = cluster.mount_client(&[]);
+    read_objects(&path, "o", &LENGTHS);
+    let warm = cluster.place.server.counters();
+    assert_eq!(
+        warm.body_bytes, cold.body_bytes,
+        "nothing was read from the origin again"
+    );
+    cluster.place.run(&["umount", "m"]).ok();
+}
+
+#[test]
+fn a_member_with_a_mount_shares_what_it_reads() {
+    if !have_fuse() {
+        return;
+    }
+    let cluster = Cluster::new(2);
+    let total = put_objects(&cluster.place, "o", &LENGTHS);
+    cluster.serve("a", &[]);
+    let (listen, peers) = (format!("{}:7440", cluster.address("b")), cluster.peers());
+    let path = cluster.place.dir("m");
+    let args = [
+        "mount",
+        "s3://bucket",
+        "m",
+        "--node-id",
+        "b",
+        "--cache-group",
+        GROUP,
+    ];
+    let group = ["--listen", &listen, "--peers", &peers, "--attr-ttl", "1h"];
+    cluster.place.run(&[&args[..], &group[..]].concat()).ok();
+    read_objects(&path, "o", &LENGTHS);
+    let bytes = cluster.place.server.counters().body_bytes;
+    assert!(bytes as f64 <= 1.01 * total as f64, "{bytes} of {total}");
+    let status = cluster.json("m");
+    assert_eq!(status["group"]["role"], "member");
+    assert_eq!(status["group"]["members"].as_array().unwrap().len(), 2);
+    cluster.place.run(&["umount", "m"]).ok();
+    cluster.until_members(&["a"]);
+}
+
+#[test]
+fn a_killed_member_costs_what_it_held_and_no_error() {
+    if !have_fuse() {
+        return;
+    }
+    let cluster = Cluster::new(3);
+    let total = put_objects(&cluster.place, "o", &LENGTHS);
+    cluster.serve_all();
+    let path = cluster.mount_client(&[]);
+    read_objects(&path, "o", &LENGTHS);
+    let cold = cluster.place.server.counters().body_bytes;
+    cluster.kill("b");
+    let killed = Instant::now();
+    read_objects(&path, "o", &LENGTHS);
+    // In the client's memory is some of it, at the other members the rest that the killed one did not own.
+    let again = cluster.place.server.counters().body_bytes - cold;
+    assert!(again < total, "{again} of {total} were read again");
+    cluster.until_members(&["a", "c"]);
+    let took = killed.elapsed();
+    assert!(
+        took > Duration::from_secs(7) && took < SILENCE_MAX,
+        "gone after {took:?}"
+    );
+    read_objects(&path, "o", &LENGTHS);
+    cluster.serve("b", &[]);
+    cluster.until_members(&["a", "b", "c"]);
+    read_objects(&path, "o", &LENGTHS);
+    cluster.place.run(&["umount", "m"]).ok();
+}
