@@ -38,6 +38,8 @@ pub struct UringDevice {
     ready: VecDeque<DeviceEvent>,
     /// Where the kernel signals, for what ends without it.
     eventfd: Option<OwnedFd>,
+    /// The last poll found nothing, and nothing was handed over since.
+    found_nothing: bool,
     /// The kernel takes nothing any more.
     dead: bool,
 }
@@ -62,6 +64,7 @@ impl UringDevice {
             erase: Some(erase),
             ready: VecDeque::new(),
             eventfd: None,
+            found_nothing: true,
             dead: false,
         })
     }
@@ -130,7 +133,10 @@ impl UringDevice {
         if let Err(slot) = self.ring.push(slot) {
             self.end(slot.work, Err(DeviceError::Gone));
         }
-        if self.ring.waiting() >= WAITING_MAX && !self.dead {
+        // The first one after a poll that found nothing goes at once: a disk that completes all it has in one go
+        // has nothing to do until then.
+        let first = std::mem::take(&mut self.found_nothing);
+        if !self.dead && (first || self.ring.waiting() >= WAITING_MAX) {
             self.ring_doorbell();
         }
     }
@@ -269,6 +275,7 @@ impl BlockDevice for UringDevice {
             // A rest does not wait for the next turn: this one may be the last for a while.
             self.commit();
         }
+        self.found_nothing = true;
         None
     }
 }

@@ -69,6 +69,8 @@ pub(super) struct Log<D: BlockDevice> {
     /// Writes and flushes under way, and when one of them ended last or the first began.
     writes: usize,
     writes_moved: Time,
+    /// The last look for completions ended for want of one.
+    found_nothing: bool,
     pub now: Time,
     /// When other cores' regions are looked at next.
     next_sweep: Time,
@@ -117,6 +119,7 @@ impl<D: BlockDevice> Log<D> {
             discarding: 0,
             lingering: Vec::new(),
             last_damage: None,
+            found_nothing: false,
             writes: 0,
             writes_moved: Time(0),
             now: Time(0),
@@ -299,8 +302,14 @@ impl<D: BlockDevice> Log<D> {
     }
 
     fn take_completions(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> bool {
-        for taken in 0..DISK_POLL_BUDGET {
+        // After a rest one alone: a device that completes all it has in one go waits for its next read.
+        let budget = match std::mem::take(&mut self.found_nothing) {
+            true => 1,
+            false => DISK_POLL_BUDGET,
+        };
+        for taken in 0..budget {
             let Some(event) = self.device.poll() else {
+                self.found_nothing = true;
                 return taken > 0;
             };
             if !matches!(event, DeviceEvent::Read { .. }) {
