@@ -166,6 +166,26 @@ fn a_reader_is_woken_once_for_each_read() {
     );
 }
 
+/// A disk that has nothing to do does not wait for the end of the turn.
+#[test]
+fn the_first_operation_after_a_poll_that_found_nothing_goes_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = open(dir.path());
+    let arena = Arena::new(16 << 20).unwrap();
+    let mut bench = Bench::new(&file, arena.addresses());
+    for _ in 0..3 {
+        assert!(bench.device.poll().is_none());
+        let flush = DeviceOp::Flush { tag: DeviceTag(1) };
+        bench.device.submit(flush).unwrap();
+        // Without a commit.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while bench.device.poll().is_none() {
+            assert!(Instant::now() < deadline, "it still waits for a commit");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 #[test]
 fn buffers_outside_the_registered_range_work_too() {
     let dir = tempfile::tempdir().unwrap();
