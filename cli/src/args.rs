@@ -136,6 +136,24 @@ pub struct EngineArgs {
     #[arg(long, env = "FOREBAY_IO_TIMEOUT", value_name = "DURATION", value_parser = parse_span,
           default_value = IO_TIMEOUT_DEFAULT, help_heading = "Engine")]
     pub io_timeout: Duration,
+    /// This node reads no more than so many bytes per second from the origin; a bare number is MiB. Each engine core gets
+    /// an equal part of it.
+    #[arg(
+        long,
+        env = "FOREBAY_ORIGIN_LIMIT",
+        value_name = "SIZE",
+        help_heading = "Engine"
+    )]
+    pub origin_limit: Option<Bytes>,
+    /// This node asks other members for no more than so many bytes per second, and gives them no more; a bare number is
+    /// MiB. Each engine core gets an equal part of it.
+    #[arg(
+        long,
+        env = "FOREBAY_PEER_LIMIT",
+        value_name = "SIZE",
+        help_heading = "Engine"
+    )]
+    pub peer_limit: Option<Bytes>,
 }
 
 /// The cache on disk: there is one when `--cache-dir` is given.

@@ -32,13 +32,18 @@ pub struct Assembly<R: Reply> {
 /// When the machine lacks what is asked for.
 pub fn engine_config(args: &EngineArgs, disks: bool) -> Result<EngineConfig> {
     let memory_bytes = args.memory.map(|bytes| bytes.0);
-    EngineConfig::choose(
+    let config = EngineConfig::choose(
         args.cores.as_ref(),
         memory_bytes,
         args.poll,
         args.io_timeout,
         disks,
-    )
+    )?;
+    Ok(EngineConfig {
+        origin_limit: args.origin_limit.map(|bytes| bytes.0),
+        peer_limit: args.peer_limit.map(|bytes| bytes.0),
+        ..config
+    })
 }
 
 impl<R: Reply> Assembly<R> {

@@ -49,6 +49,10 @@ pub struct EngineConfig {
     pub verify_disks: bool,
     /// `--attr-ttl`: how long attributes and listings are believed.
     pub attr_ttl: Duration,
+    /// `--origin-limit`: bytes per second from the origin.
+    pub origin_limit: Option<u64>,
+    /// `--peer-limit`: bytes per second from other members, and to them.
+    pub peer_limit: Option<u64>,
     /// This node's cache group; none for a node on its own.
     pub peers: Option<Peers>,
     /// The clock of cores and origin.
@@ -96,6 +100,8 @@ impl EngineConfig {
             io_timeout,
             verify_disks: true,
             attr_ttl: ATTR_TTL_DEFAULT,
+            origin_limit: None,
+            peer_limit: None,
             peers: None,
             clock,
             core_death,
@@ -397,8 +403,15 @@ where
             me: peers.map_or(PeerId(0), |peers| peers.me),
             keep_copies: peers.is_some_and(|peers| peers.keep_copies),
             attr_ttl: config.attr_ttl,
+            origin_limit: per_core(config.origin_limit, cores),
+            peer_limit: per_core(config.peer_limit, cores),
         },
     ))
+}
+
+/// A core's part of a rate for the node.
+fn per_core(bytes_per_s: Option<u64>, cores: usize) -> Option<u64> {
+    bytes_per_s.map(|rate| rate / cores.max(1) as u64)
 }
 
 /// A core's part of the disk tier.

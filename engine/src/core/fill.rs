@@ -115,6 +115,11 @@ impl Fills {
     pub fn len(&self) -> usize {
         self.all.len()
     }
+
+    /// Whether something waits to be started.
+    pub fn are_queued(&self) -> bool {
+        !self.demand.is_empty() || !self.prefetch.is_empty()
+    }
 }
 
 /// How an attempt to start a fill went.
@@ -129,7 +134,7 @@ impl<P: Platform> Core<P> {
     /// Starts what is queued, as far as the origin and the arena have room.
     pub(super) fn start_fills(&mut self, now: Time) {
         self.fills.drop_promoted();
-        while self.fills.running < GETS_PER_CORE_MAX {
+        while self.fills.running < GETS_PER_CORE_MAX && self.origin_ceiling.is_free(now) {
             let Some(key) = self.fills.demand.pop_front() else {
                 break;
             };
@@ -138,7 +143,7 @@ impl<P: Platform> Core<P> {
                 return;
             }
         }
-        while self.fills.running < PREFETCH_GETS_PER_CORE_MAX {
+        while self.fills.running < PREFETCH_GETS_PER_CORE_MAX && self.origin_ceiling.is_free(now) {
             let Some(key) = self.fills.prefetch.pop_front() else {
                 break;
             };
@@ -180,6 +185,7 @@ impl<P: Platform> Core<P> {
         let Some(first) = fill.parts.front() else {
             return Start::Stale;
         };
+        let len_bytes: usize = leases.iter().map(Lease::len).sum();
         let op = GetOp {
             tag,
             object: fill.object.clone(),
@@ -201,6 +207,7 @@ impl<P: Platform> Core<P> {
             self.stats.retries += 1;
         }
         self.stats.gets += 1;
+        self.origin_ceiling.spend(now, len_bytes as u64);
         self.timers.set(stalls_at, Due::Fill(key));
         self.tags.insert(tag.0, Tagged::Fill(key));
         self.fills.running += 1;

@@ -21,6 +21,7 @@
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
 //! | `timers`, `retry` | deadlines, back-off |
+//! | `limit` | ceilings on bytes per second |
 //! | `log_gate` | one line a span for each kind of failure |
 
 mod ahead;
@@ -32,6 +33,7 @@ mod group;
 mod index;
 mod jobs;
 mod keep;
+mod limit;
 mod load;
 mod log_gate;
 mod memory;
@@ -58,6 +60,7 @@ use findings::Findings;
 use group::{Group, Reach};
 use index::{Index, StableMap};
 use jobs::{JobKey, Jobs};
+use limit::Ceiling;
 use load::Loads;
 use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
@@ -117,6 +120,10 @@ pub struct CoreConfig {
     pub keep_copies: bool,
     /// `--attr-ttl`: how long the owner of a name remembers what the origin said of it, in a group.
     pub attr_ttl: Duration,
+    /// This core's part of `--origin-limit`, bytes per second of GETs; none: no limit.
+    pub origin_limit: Option<u64>,
+    /// This core's part of `--peer-limit`, bytes per second asked of other members, and as many given to them.
+    pub peer_limit: Option<u64>,
 }
 
 /// How a turn ended.
@@ -191,6 +198,9 @@ pub struct Core<P: Platform> {
     lookup_log: LogGate,
     checksum_log: LogGate,
     peer_log: LogGate,
+    origin_ceiling: Ceiling,
+    pull_ceiling: Ceiling,
+    serve_ceiling: Ceiling,
     /// When the present turn began.
     now: Time,
     /// Where a read that lies in several pieces is put together.
@@ -206,6 +216,7 @@ impl<P: Platform> Core<P> {
     /// A core with an empty cache.
     pub fn new(mut parts: Parts<P>, config: CoreConfig) -> Self {
         let (arena_bytes, me) = (parts.arena.capacity_bytes(), config.me);
+        let (origin_limit, peer_limit) = (config.origin_limit, config.peer_limit);
         let mut directs = Directs::default();
         if parts.disk.is_present() {
             let room = arena_bytes / DISK_ARENA_SHARE;
@@ -239,6 +250,9 @@ impl<P: Platform> Core<P> {
             lookup_log: LogGate::default(),
             checksum_log: LogGate::default(),
             peer_log: LogGate::default(),
+            origin_ceiling: Ceiling::new(origin_limit),
+            pull_ceiling: Ceiling::new(peer_limit),
+            serve_ceiling: Ceiling::new(peer_limit),
             now: Time::default(),
             bounce: Vec::with_capacity(READ_BYTES_MAX),
             get_bytes_max: fill::get_bytes_max(arena_bytes),
@@ -265,7 +279,7 @@ impl<P: Platform> Core<P> {
         self.admit_reads(now);
         self.start_lookups(now);
         self.start_fills(now);
-        if progressed {
+        if progressed || self.config.peer_limit.is_some() {
             self.wake_pulls();
         }
         self.start_pulls(now);
@@ -293,6 +307,7 @@ impl<P: Platform> Core<P> {
                 .next()
                 .min(disk_wake_at)
                 .min(self.parts.transport.wake_at())
+                .min(self.ceilings_wake_at(now))
                 .min(hold_until),
         }
     }
@@ -429,6 +444,21 @@ impl<P: Platform> Core<P> {
             }
         }
         budget > 0
+    }
+
+    /// When something goes on that a ceiling holds up.
+    fn ceilings_wake_at(&self, now: Time) -> Time {
+        let held = [
+            (&self.origin_ceiling, self.fills.are_queued()),
+            (&self.pull_ceiling, self.pulls.are_queued()),
+            (&self.serve_ceiling, self.serving.are_queued()),
+        ];
+        let held = held
+            .into_iter()
+            .filter(|(ceiling, queued)| *queued && !ceiling.is_free(now));
+        held.map(|(ceiling, _)| ceiling.free_at())
+            .min()
+            .unwrap_or(Time::NEVER)
     }
 
     /// Takes over a new view, if there is one.

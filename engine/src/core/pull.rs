@@ -136,7 +136,9 @@ impl<P: Platform> Core<P> {
         }
         let peers: Vec<PeerCore> = self.pulls.lines.keys().copied().collect();
         for to in peers {
-            while let Some(key) = self.pulls.next(to) {
+            while self.pull_ceiling.is_free(now)
+                && let Some(key) = self.pulls.next(to)
+            {
                 match self.start_pull(now, key, to) {
                     Start::Started | Start::Stale => {}
                     Start::PeerFull => {
@@ -175,7 +177,7 @@ impl<P: Platform> Core<P> {
 
     /// Buffers or room at a peer may have come free.
     pub(super) fn wake_pulls(&mut self) {
-        self.pulls.may_start |= !self.pulls.lines.is_empty();
+        self.pulls.may_start |= self.pulls.are_queued();
     }
 
     fn start_pull(&mut self, now: Time, key: PullKey, to: PeerCore) -> Start {
@@ -234,6 +236,7 @@ impl<P: Platform> Core<P> {
             return Start::PeerFull;
         }
         self.tags.insert(tag.0, Tagged::Pull(key));
+        self.pull_ceiling.spend(now, len_bytes as u64);
         self.stats.pulls += 1;
         if let Some(pull) = self.pulls.get(key) {
             pull.state = State::Running(tag);

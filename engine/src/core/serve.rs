@@ -57,6 +57,11 @@ pub(super) struct Serving {
 }
 
 impl Serving {
+    /// Whether requests wait to be looked at.
+    pub fn are_queued(&self) -> bool {
+        !self.line.is_empty()
+    }
+
     /// Whether nothing is lent.
     pub fn is_quiet(&self) -> bool {
         self.lent_bytes == 0 && self.answers.is_empty()
@@ -160,6 +165,7 @@ impl<P: Platform> Core<P> {
     fn serve_line(&mut self, now: Time) {
         let lent_max = self.parts.arena.capacity_bytes() / SERVE_ARENA_SHARE;
         while self.serving.lent_bytes <= lent_max
+            && self.serve_ceiling.is_free(now)
             && let Some(asked) = self.serving.line.pop_front()
         {
             self.accept_fetch(now, asked);
@@ -244,6 +250,8 @@ impl<P: Platform> Core<P> {
             return self.refuse(read, ReadError::Invalid);
         }
         self.stats.serves += 1;
+        self.serve_ceiling
+            .spend(self.now, u64::from(read.len_bytes));
         self.stats.served_bytes += u64::from(read.len_bytes);
         self.answer_peer(handle, FetchStatus::Bytes, Some(payload));
     }

@@ -242,6 +242,8 @@ impl<R: Reply> RealEngine<R> {
                     me: PeerId(0),
                     keep_copies: false,
                     attr_ttl: Duration::from_secs(1),
+                    origin_limit: None,
+                    peer_limit: None,
                 };
                 turn::<R>(Core::new(parts, config), &ring, &stop);
             }));

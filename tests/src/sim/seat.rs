@@ -195,6 +195,8 @@ pub(super) fn seat(
         me: PeerId(0),
         keep_copies: false,
         attr_ttl: Duration::from_secs(1),
+        origin_limit: None,
+        peer_limit: None,
     };
     let core = Core::new(parts, config);
     Ok((

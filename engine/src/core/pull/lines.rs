@@ -89,6 +89,11 @@ impl Pulls {
         self.all.len()
     }
 
+    /// Whether something waits to be started.
+    pub fn are_queued(&self) -> bool {
+        !self.lines.is_empty()
+    }
+
     pub(super) fn get(&mut self, key: PullKey) -> Option<&mut Pull> {
         self.all.get_mut(key.slot).filter(|pull| pull.id == key.id)
     }

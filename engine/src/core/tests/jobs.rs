@@ -226,3 +226,51 @@ fn nonsense_is_refused_and_a_shutdown_ends_jobs() {
     bench.turn();
     assert_eq!(told.lock()[..], [Err(ReadError::Shutdown)]);
 }
+
+#[test]
+fn a_warm_up_never_exceeds_the_origin_limit_and_a_reader_still_gets_through() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    bench.core.origin_ceiling = Ceiling::new(Some(10 * MIB));
+    let started = bench.clock.now();
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    let mut asked = 0;
+    let mut outcome = None;
+    while told.lock().is_empty() {
+        let gets: u64 = bench.gets().iter().map(|(_, len)| len).sum();
+        asked += gets;
+        let spent_s = bench.clock.now().since(started).as_secs_f64();
+        let most = 10.0 * MIB as f64 * spent_s + 8.0 * MIB as f64;
+        assert!(asked as f64 <= most, "{asked} after {spent_s} s");
+        match gets {
+            0 => bench.pass(Duration::from_millis(5)),
+            _ => bench.serve(),
+        }
+        if spent_s > 0.5 && outcome.is_none() {
+            outcome = Some(bench.read(3 * STRIPE, 4096, 0));
+        }
+    }
+    let spent_s = bench.clock.now().since(started).as_secs_f64();
+    assert!((0.8..3.0).contains(&spent_s), "{spent_s} s for 16 MiB");
+    let wake_at = bench.core.turn(Budget::default()).wake_at;
+    assert!(wake_at > bench.clock.now());
+    expect_bytes(&outcome.unwrap(), 3 * STRIPE, 4096);
+}
+
+#[test]
+fn what_peers_get_and_give_stays_below_the_peer_limit() {
+    let view = everyone();
+    let mut bench = Bench::new(64 * MIB, 1 << 30);
+    bench.core.config.peer_limit = Some(MIB);
+    bench.core.pull_ceiling = Ceiling::new(Some(MIB));
+    bench.view(view.clone());
+    let at = bench.stripe_of(&view, OTHERS[0], 0);
+    let _outcome = bench.read(at, MIB, 4 * MIB);
+    bench.turn();
+    for second in 1..4 {
+        assert_eq!(bench.transport.0.borrow().ops.len(), second);
+        let wake_at = bench.core.turn(Budget::default()).wake_at;
+        assert_eq!(wake_at, Time(second as u64 * 1_000_000_000));
+        bench.pass(Duration::from_secs(1));
+    }
+}

@@ -191,6 +191,8 @@ impl Bench {
             me: ME,
             keep_copies: false,
             attr_ttl: Duration::from_secs(1),
+            origin_limit: None,
+            peer_limit: None,
         };
         let object = object("key", object_bytes);
         Self {
