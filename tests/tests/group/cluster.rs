@@ -122,7 +122,7 @@ impl Cluster {
     pub fn until_members(&self, names: &[&str]) {
         for name in names {
             eventually("the members see each other", || {
-                self.seen_by(name).as_deref() == Some(names)
+                self.seen_by(name).is_some_and(|seen| seen == *names)
             });
         }
     }

@@ -111,11 +111,11 @@ fn what_cannot_be_is_refused_with_what_to_do() {
         |args: &[&str]| place.run(&[&["serve", "--listen", "127.99.0.1:7440"], args].concat());
     serve(&["--group-secret-file", secret]).failed(&["other users may read", "chmod"]);
     serve(&["--group-secret-file", "/none"]).failed(&["/none", "--group-secret-file"]);
-    serve(&["--group-ip", "192.0.2.0/24"]).failed(&["192.0.2.0/24", "127.0.0.1 (lo)"]);
+    serve(&["--group-ip", "198.51.100.0/24"]).failed(&["198.51.100.0/24", "127.0.0.1 (lo)"]);
     serve(&["--no-sharing", "--peers", "a"]).failed(&["--no-sharing"]);
     place
-        .run(&["serve", "--listen", "192.0.2.1:7440"])
-        .failed(&["--group-secret-file", "192.0.2.1"]);
+        .run(&["serve", "--listen", "198.51.100.1:7440"])
+        .failed(&["--group-secret-file", "198.51.100.1"]);
     let mount = |args: &[&str]| {
         place.dir("m");
         place.run(&[&["mount", "s3://bucket", "m"], args].concat())
