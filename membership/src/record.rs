@@ -34,6 +34,15 @@ impl Record {
     }
 }
 
+/// How full a member's cache is. Beside the record, since it changes all the time and moves nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Usage {
+    /// Bytes that it holds: on its disks, or without any in memory.
+    pub cached_bytes: u64,
+    /// Bytes that it can hold there.
+    pub capacity_bytes: u64,
+}
+
 /// A member and its record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Listed {

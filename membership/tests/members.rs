@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_membership::follow::{Connect, Follower, answer};
 use forebay_membership::gossip::{Group, GroupConfig};
 use forebay_membership::identity::peer_id;
-use forebay_membership::record::Record;
+use forebay_membership::record::{Record, Usage};
 use forebay_membership::secret::Secret;
 use forebay_membership::seeds::Seeds;
 use forebay_membership::views::Views;
@@ -232,6 +232,15 @@ async fn members_find_each_other_leave_and_restart() {
     }
 
     c.group.ready().await;
+    weights_and_usage_are_told(&a, &c).await;
+}
+
+async fn weights_and_usage_are_told(a: &Member, c: &Member) {
+    let full = Usage {
+        cached_bytes: 7,
+        capacity_bytes: 9,
+    };
+    a.group.set_usage(full).await.unwrap();
     a.group.set_weight(0).await.unwrap();
     let start = Instant::now();
     let weight = |member: &Member| {
@@ -242,7 +251,14 @@ async fn members_find_each_other_leave_and_restart() {
             .member(peer_id("g", "a"))
             .map(|member| member.weight)
     };
-    while weight(&c) != Some(0) {
+    let usage = |member: &Member| {
+        let members = member.group.status().members;
+        members
+            .iter()
+            .find(|member| member.listed.record.node == "a")
+            .and_then(|member| member.usage)
+    };
+    while (weight(c), usage(c)) != (Some(0), Some(full)) {
         assert!(start.elapsed() < Duration::from_secs(5));
         tokio::time::sleep(Duration::from_millis(20)).await;
     }

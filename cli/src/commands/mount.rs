@@ -128,9 +128,9 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
             log_file: args.log_file.clone().filter(|_| args.daemon),
             ..StatusReport::default()
         };
-        let reports = DaemonReports::new(fixed, &assembly, move || namespace_counts(&namespace));
+        let reports = DaemonReports::start(fixed, &assembly, move || namespace_counts(&namespace));
         let _entered = runtime.enter();
-        let serving = control.serve(Arc::new(reports))?;
+        let serving = control.serve(reports)?;
         caller.ready()?;
         Ok(serving)
     });

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::client::{Client, Reply};
 use forebay_engine::stats::CoreStats;
 use forebay_fuse::{FuseReply, Namespace};
+use forebay_membership::record::Usage;
 
 use crate::assembly::Assembly;
 use crate::cache::{Cache, WatchedCache};
@@ -29,12 +30,13 @@ pub struct DaemonReports<R: Reply> {
 }
 
 impl<R: Reply> DaemonReports<R> {
-    /// Reports of what `assembly` runs from now on. `fixed` says what it is; `namespace` counts names and files.
-    pub fn new(
+    /// Reports of what `assembly` runs from now on, and tells its group how full it is. `fixed` says what it is;
+    /// `namespace` counts names and files.
+    pub fn start(
         fixed: StatusReport,
         assembly: &Assembly<R>,
         namespace: impl Fn() -> NamespaceCounts + Send + Sync + 'static,
-    ) -> Self {
+    ) -> Arc<Self> {
         let config = assembly.engine.config();
         let spin = match config.cores.spin {
             Spin::Forever => "always",
@@ -55,7 +57,7 @@ impl<R: Reply> DaemonReports<R> {
             },
             ..fixed
         };
-        Self {
+        let reports = Arc::new(Self {
             client: assembly.engine.client(),
             namespace: Box::new(namespace),
             since: Instant::now(),
@@ -66,6 +68,28 @@ impl<R: Reply> DaemonReports<R> {
                 .unwrap_or_default(),
             group: assembly.group.clone(),
             fixed,
+        });
+        if let Some(group) = &assembly.group {
+            let reports = reports.clone();
+            group.publish_usage(move || reports.usage());
+        }
+        reports
+    }
+}
+
+impl<R: Reply> DaemonReports<R> {
+    /// How full the cache is: the disks, or without any the memory.
+    fn usage(&self) -> Usage {
+        let status = self.status();
+        match status.disks.is_empty() {
+            true => Usage {
+                cached_bytes: status.memory.cached_bytes,
+                capacity_bytes: status.memory.arena_bytes,
+            },
+            false => Usage {
+                cached_bytes: status.disks.iter().map(|disk| disk.cached_bytes).sum(),
+                capacity_bytes: status.disks.iter().map(|disk| disk.allowed_bytes).sum(),
+            },
         }
     }
 }

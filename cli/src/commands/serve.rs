@@ -86,7 +86,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
     watch_signals(&runtime, &sender)?;
     let group = Group::open(plan, config.cores.cores(), runtime.handle())?;
     let cache = open_cache(args, config.cores.cores(), &ends)?;
-    let assembly = Assembly::<NoReader>::start(config, &args.origin, cache, Some(group.clone()))?;
+    let assembly = Assembly::<NoReader>::start(config, &args.origin, cache, Some(group))?;
     check_sources(args, &assembly, &ends)?;
     beside(&ends, assembly.joining())??;
 
@@ -97,10 +97,10 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
         log_file: args.log_file.clone().filter(|_| args.daemon),
         ..StatusReport::default()
     };
-    let reports = DaemonReports::new(fixed, &assembly, NamespaceCounts::default);
+    let reports = DaemonReports::start(fixed, &assembly, NamespaceCounts::default);
     let served = {
         let _entered = runtime.enter();
-        control.serve(Arc::new(reports))?
+        control.serve(reports)?
     };
     caller.ready()?;
     tracing::info!("{name} serves");

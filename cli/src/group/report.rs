@@ -69,6 +69,11 @@ pub struct MemberReport {
     pub addresses: Vec<SocketAddr>,
     /// Version of its software.
     pub version: String,
+    /// Bytes that it holds, and can hold: on its disks, or without any in memory. Null when it has not told, or
+    /// this node does not gossip.
+    pub cached_bytes: Option<u64>,
+    /// See `cached_bytes`.
+    pub capacity_bytes: Option<u64>,
     /// Seconds since it was heard of; null when this node does not gossip.
     pub silent_seconds: Option<f64>,
 }
@@ -128,7 +133,7 @@ impl GroupReport {
             cores: listed.record.cores,
             addresses: listed.record.addresses.clone(),
             version: listed.record.version.clone(),
-            silent_seconds: None,
+            ..MemberReport::default()
         };
         Self {
             name: plan.group.clone(),
@@ -149,6 +154,8 @@ impl GroupReport {
             let id = hex(heard.listed.id.0);
             for member in self.members.iter_mut().filter(|member| member.id == id) {
                 member.silent_seconds = Some(heard.silence.as_secs_f64());
+                member.cached_bytes = heard.usage.map(|usage| usage.cached_bytes);
+                member.capacity_bytes = heard.usage.map(|usage| usage.capacity_bytes);
             }
         }
         self.add_seeds(&status.seeds);

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use forebay_membership::PORT_DEFAULT;
 use forebay_membership::follow::{Connect, Follower, answer};
 use forebay_membership::gossip;
-use forebay_membership::record::Record;
+use forebay_membership::record::{Record, Usage};
 use forebay_membership::seeds::Seeds;
 use forebay_membership::views::Views;
 use forebay_transport_tcp::{ControlIncoming, Endpoint, EndpointConfig, Key};
@@ -22,6 +22,8 @@ use crate::host::Peers;
 
 /// Free ports that are tried when the port is 0: one may be free for TCP and taken for UDP.
 const PORTS_TRIED: usize = 16;
+/// Members tell each other so often how full they are.
+const USAGE_INTERVAL: Duration = Duration::from_secs(10);
 /// A client waits so long for its first view before it reads from the origin by itself.
 pub const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -153,6 +155,30 @@ impl Group {
         gossip::Group::join(config, socket, self.views.clone()).await
     }
 
+    /// Tells the others now and then how full this member is. `usage` may wait.
+    pub fn publish_usage(self: &Arc<Self>, usage: impl Fn() -> Usage + Send + Sync + 'static) {
+        if !self.plan.is_member() {
+            return;
+        }
+        let (group, usage) = (Arc::downgrade(self), Arc::new(usage));
+        self.runtime.spawn(async move {
+            let mut due = tokio::time::interval(USAGE_INTERVAL);
+            loop {
+                due.tick().await;
+                let usage = usage.clone();
+                let Ok(usage) = tokio::task::spawn_blocking(move || usage()).await else {
+                    return;
+                };
+                let Some(group) = group.upgrade() else { return };
+                if let Some(Joined::Member(member)) = group.joined.get()
+                    && let Err(error) = member.set_usage(usage).await
+                {
+                    tracing::debug!("{error:#}");
+                }
+            }
+        });
+    }
+
     /// Says farewell, so that the others stop asking. Takes half a second.
     pub fn leave(&self) {
         if let Some(Joined::Member(group)) = self.joined.get() {
@@ -222,7 +248,9 @@ fn open_endpoint(
         cores: u16::try_from(cores).context("too many cores for a group")?,
         ..EndpointConfig::new(plan.me, &plan.group, runtime.clone())
     };
-    Endpoint::start(config).context("cannot take part in the group (see --listen)")
+    Endpoint::start(config).context(
+        "cannot take part in the group (a second one on this machine takes --no-sharing, or its own --listen and --node-id)",
+    )
 }
 
 /// Answers what take-only clients ask over their control connections.

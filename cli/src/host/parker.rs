@@ -79,23 +79,29 @@ impl Park for EventParker {
             tv_nsec: span.subsec_nanos().into(),
         });
         let event = PollFd::new(&self.event.0, PollFlags::IN);
-        let woken = if self.watched.is_empty() {
-            // The common case allocates nothing.
-            let mut fds = [event];
-            poll(&mut fds, timeout.as_ref()).is_ok() && !fds[0].revents().is_empty()
-        } else {
-            let watched = self
-                .watched
-                .iter()
-                .map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
-            let mut fds: Vec<PollFd<'_>> = std::iter::once(event).chain(watched).collect();
-            poll(&mut fds, timeout.as_ref()).is_ok() && !fds[0].revents().is_empty()
+        // The common cases allocate nothing: no other descriptor, or that of the way to peers.
+        let woken = match self.watched.as_slice() {
+            [] => wait(&mut [event], timeout.as_ref()),
+            [one] => wait(
+                &mut [event, PollFd::new(one, PollFlags::IN)],
+                timeout.as_ref(),
+            ),
+            watched => {
+                let watched = watched.iter().map(|fd| PollFd::new(fd, PollFlags::IN));
+                let mut fds: Vec<PollFd<'_>> = std::iter::once(event).chain(watched).collect();
+                wait(&mut fds, timeout.as_ref())
+            }
         };
         if woken {
             let mut count = [0u8; 8];
             let _ = read(&self.event.0, &mut count);
         }
     }
+}
+
+/// Waits for any; true when the first is ready.
+fn wait(fds: &mut [PollFd<'_>], timeout: Option<&Timespec>) -> bool {
+    poll(fds, timeout).is_ok() && !fds[0].revents().is_empty()
 }
 
 #[cfg(test)]
@@ -133,11 +139,12 @@ mod tests {
     #[test]
     fn a_watched_descriptor_wakes_too() {
         let mut parker = EventParker::new().unwrap();
-        let other = eventfd(1, EventfdFlags::CLOEXEC).unwrap();
-        parker.watch(other);
-        let start = Instant::now();
-        parker.park(Some(Duration::from_secs(10)));
-        assert!(start.elapsed() < Duration::from_secs(5));
+        for initial in [1, 0] {
+            parker.watch(eventfd(initial, EventfdFlags::CLOEXEC).unwrap());
+            let start = Instant::now();
+            parker.park(Some(Duration::from_secs(10)));
+            assert!(start.elapsed() < Duration::from_secs(5));
+        }
     }
 
     /// The sleeper's protocol against a producer that makes work visible and rings: a lost

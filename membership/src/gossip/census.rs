@@ -7,7 +7,7 @@ use forebay_engine::placement::PeerId;
 
 use crate::gossip::MemberStatus;
 use crate::liveness::{Life, Liveness};
-use crate::record::{Listed, Record};
+use crate::record::{Listed, Record, Usage};
 
 /// What gossip tells of one life.
 #[derive(Clone, Debug)]
@@ -22,6 +22,8 @@ pub struct Told {
     pub record: Option<String>,
     /// It said farewell.
     pub left: bool,
+    /// How full it is, as text.
+    pub usage: Option<String>,
 }
 
 /// Follows who serves.
@@ -30,8 +32,15 @@ pub struct Census {
     group: String,
     own: Life,
     liveness: Liveness,
-    /// Records as they were read, so that they are read once for each change.
-    read: BTreeMap<Life, (u64, Option<Record>)>,
+    /// What was read of their texts, so that each is read once for each change.
+    read: BTreeMap<Life, Read>,
+}
+
+#[derive(Clone, Debug)]
+struct Read {
+    version: u64,
+    record: Option<Record>,
+    usage: Option<Usage>,
 }
 
 /// Who serves now.
@@ -81,10 +90,14 @@ impl Census {
         }
         let serving = newest.into_iter().filter(|(_, (one, _))| !one.left);
         let members = serving.filter_map(|(id, (one, silence))| {
-            let record = self.read.get(&one.life)?.1.clone()?;
+            let read = self.read.get(&one.life)?;
             Some(MemberStatus {
-                listed: Listed { id, record },
+                listed: Listed {
+                    id,
+                    record: read.record.clone()?,
+                },
                 silence,
+                usage: read.usage,
             })
         });
         Counted {
@@ -96,18 +109,27 @@ impl Census {
     fn read_records(&mut self, told: &[Told]) {
         let mut before = std::mem::take(&mut self.read);
         for one in told {
-            let known = before
-                .remove(&one.life)
-                .filter(|(version, _)| *version == one.version);
-            let read = known.unwrap_or_else(|| {
-                let text = one.record.as_deref();
-                let record = text.and_then(|text| Record::read(text, &self.group, one.life.0));
-                if text.is_some() && record.is_none() {
-                    tracing::warn!("member {:016x} published what cannot be read; does it run the same version?", one.life.0.0);
-                }
-                (one.version, record)
-            });
+            let known = before.remove(&one.life);
+            let known = known.filter(|read| read.version == one.version);
+            let read = known.unwrap_or_else(|| self.read_one(one));
             self.read.insert(one.life, read);
+        }
+    }
+
+    fn read_one(&self, one: &Told) -> Read {
+        let text = one.record.as_deref();
+        let record = text.and_then(|text| Record::read(text, &self.group, one.life.0));
+        if text.is_some() && record.is_none() {
+            tracing::warn!(
+                "member {:016x} published what cannot be read; does it run the same version?",
+                one.life.0.0
+            );
+        }
+        let usage = one.usage.as_deref();
+        Read {
+            version: one.version,
+            record,
+            usage: usage.and_then(|text| serde_json::from_str(text).ok()),
         }
     }
 }
@@ -125,6 +147,7 @@ mod tests {
             version: 1,
             record: Some(serde_json::to_string(&listed("g", node, start as u16).record).unwrap()),
             left: false,
+            usage: None,
         }
     }
 

@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 
 use crate::identity::{hex, peer_id};
 use crate::local::{self, Network};
-use crate::record::{Listed, Record};
+use crate::record::{Listed, Record, Usage};
 use crate::seal::{DropCounts, Sealer, is_loopback, unix_ms};
 use crate::secret::Secret;
 use crate::seeds::{Seed, SeedStatus, Seeds};
@@ -34,9 +34,10 @@ const FAREWELLS_MAX: usize = 32;
 /// Time for a farewell to be asked for and delivered, twice.
 const FAREWELL_PAUSE: Duration = Duration::from_millis(200);
 
-/// chitchat's keys: a member's record, and its farewell.
+/// chitchat's keys: a member's record, its farewell, and how full it is.
 const KEY_RECORD: &str = "member";
 const KEY_LEFT: &str = "left";
+const KEY_USAGE: &str = "usage";
 
 /// How a member joins.
 #[derive(Clone, Debug)]
@@ -74,6 +75,8 @@ pub struct MemberStatus {
     pub listed: Listed,
     /// Time since it was heard of last; zero for this member.
     pub silence: Duration,
+    /// How full it is, as it told last.
+    pub usage: Option<Usage>,
 }
 
 /// What a member knows of its group.
@@ -203,6 +206,19 @@ impl Group {
         let record = serde_json::to_string(&record).context("cannot encode the record")?;
         let set =
             |chitchat: &mut chitchat::Chitchat| chitchat.self_node_state().set(KEY_RECORD, &record);
+        self.handle.with_chitchat(set).await;
+        Ok(())
+    }
+
+    /// Tells the others how full this member is.
+    ///
+    /// # Errors
+    /// When the usage cannot be encoded.
+    pub async fn set_usage(&self, usage: Usage) -> Result<()> {
+        let usage = serde_json::to_string(&usage).context("cannot encode the usage")?;
+        let set = |chitchat: &mut chitchat::Chitchat| {
+            chitchat.self_node_state().set(KEY_USAGE, &usage);
+        };
         self.handle.with_chitchat(set).await;
         Ok(())
     }

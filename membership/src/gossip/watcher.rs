@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 
 use super::census::{Census, Told};
-use super::{KEY_LEFT, KEY_RECORD, MemberStatus};
+use super::{KEY_LEFT, KEY_RECORD, KEY_USAGE, MemberStatus};
 use crate::identity::from_hex;
 use crate::record::Roster;
 use crate::seeds::Seeds;
@@ -202,6 +202,7 @@ fn told(state: &NodeState) -> Option<Told> {
         version: state.max_version(),
         record: state.get(KEY_RECORD).map(str::to_owned),
         left: state.get(KEY_LEFT).is_some(),
+        usage: state.get(KEY_USAGE).map(str::to_owned),
     })
 }
 

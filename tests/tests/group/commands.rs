@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use super::cluster::{Cluster, GROUP};
-use super::support::{Place, eventually};
+use super::support::{COMMAND_TIMEOUT, Place, Running, eventually};
 
 #[test]
 fn members_show_each_other_and_leave_at_once() {
@@ -97,6 +97,37 @@ fn a_weight_of_zero_owns_nothing_and_a_wrong_secret_stays_out() {
         group["gossip_dropped"]["unproven"].as_u64().unwrap_or(0) > 0
     });
     cluster.until_members(&["c"]);
+}
+
+#[test]
+fn members_are_found_in_every_way() {
+    let cluster = Cluster::new(4);
+    let [first, second] = [cluster.address("a"), cluster.address("b")];
+    let file = cluster.place.dir(".").join("peers");
+    fs::write(&file, format!("# the first\n{first}:7440\n")).unwrap();
+    let with = |name: &str, peers: &str| {
+        let mut args = cluster.serve_args(name, &[]);
+        let place = args.iter().position(|arg| arg == "--peers").unwrap();
+        args[place + 1] = peers.into();
+        args
+    };
+    cluster.place.run(&with("a", "no-such-host.invalid")).ok();
+    cluster
+        .place
+        .run(&with("b", &format!("file:{}", file.display())))
+        .ok();
+    // The last number of this net's addresses, as Slurm would write them: b alone.
+    let net = second.strip_suffix('2').unwrap();
+    let mut command = cluster.place.command(&with("c", "slurm"));
+    command.env("SLURM_JOB_NODELIST", format!("{net}[2-2]"));
+    Running::start(&mut command).wait(COMMAND_TIMEOUT).ok();
+    cluster.place.run(&with("d", &format!("dns:{first}"))).ok();
+    cluster.until_members(&["a", "b", "c", "d"]);
+    let text = cluster.place.run(&["status", "serve:g/a"]).ok().text();
+    assert!(
+        text.contains("cannot resolve no-such-host.invalid"),
+        "{text}"
+    );
 }
 
 #[test]

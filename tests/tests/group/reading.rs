@@ -2,8 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use rustix::process::Signal;
+
 use super::cluster::{Cluster, GROUP, SILENCE_MAX, put_objects, read_objects};
-use super::support::have_fuse;
+use super::support::{have_fuse, send};
 
 const MIB: usize = 1 << 20;
 
@@ -110,6 +112,42 @@ fn a_killed_member_costs_what_it_held_and_no_error() {
     );
     read_objects(&path, "o", &LENGTHS);
     cluster.serve("b", &[]);
+    cluster.until_members(&["a", "b", "c"]);
+    read_objects(&path, "o", &LENGTHS);
+    cluster.place.run(&["umount", "m"]).ok();
+}
+
+#[test]
+fn a_member_that_restarts_brings_its_cache_back_and_a_stopped_one_costs_no_error() {
+    if !have_fuse() {
+        return;
+    }
+    let cluster = Cluster::new(3);
+    put_objects(&cluster.place, "o", &LENGTHS);
+    cluster.serve_all();
+    let path = cluster.mount_client(&[]);
+    read_objects(&path, "o", &LENGTHS);
+    let cold = cluster.place.server.counters().body_bytes;
+    for name in ["a", "b", "c"] {
+        cluster
+            .place
+            .run(&["stop", &format!("{GROUP}/{name}")])
+            .ok();
+        cluster.serve(name, &[]);
+        cluster.until_members(&["a", "b", "c"]);
+    }
+    cluster.place.run(&["umount", "m"]).ok();
+    let path = cluster.mount_client(&[]);
+    read_objects(&path, "o", &LENGTHS);
+    let again = cluster.place.server.counters().body_bytes - cold;
+    assert_eq!(again, 0, "a rolling restart costs nothing");
+
+    cluster.place.run(&["umount", "m"]).ok();
+    let path = cluster.mount_client(&["--io-timeout", "10s"]);
+    let pid = cluster.status("b").unwrap().pid;
+    send(pid, Signal::STOP);
+    read_objects(&path, "o", &LENGTHS);
+    send(pid, Signal::CONT);
     cluster.until_members(&["a", "b", "c"]);
     read_objects(&path, "o", &LENGTHS);
     cluster.place.run(&["umount", "m"]).ok();

@@ -64,6 +64,7 @@ pub fn tables(group: &GroupReport) -> String {
             "MEMBER",
             "WEIGHT",
             "RING SHARE",
+            "CACHED",
             "CORES",
             "HEARD",
             "VERSION",
@@ -71,7 +72,7 @@ pub fn tables(group: &GroupReport) -> String {
         ];
         let rows = std::iter::once(header.map(str::to_owned).to_vec());
         let rows: Vec<_> = rows.chain(group.members.iter().map(member)).collect();
-        text.push_str(&format!("\n{}", table(&rows, &[1, 2, 3, 4])));
+        text.push_str(&format!("\n{}", table(&rows, &[1, 2, 3, 4, 5])));
     }
     if !group.links.is_empty() {
         let header = [
@@ -97,10 +98,15 @@ fn member(member: &MemberReport) -> Vec<String> {
         (false, None) => "-".into(),
     };
     let addresses: Vec<String> = member.addresses.iter().map(ToString::to_string).collect();
+    let cached = match (member.cached_bytes, member.capacity_bytes) {
+        (Some(cached), Some(capacity)) => format!("{} of {}", Bytes(cached), Bytes(capacity)),
+        _ => "-".into(),
+    };
     vec![
         member.node.clone(),
         member.weight.to_string(),
         format!("{:.1} %", member.ring_share * 100.0),
+        cached,
         member.cores.to_string(),
         heard,
         member.version.clone(),
@@ -135,6 +141,8 @@ mod tests {
                 weight: 7,
                 ring_share: 0.25,
                 silent_seconds: Some(0.5),
+                cached_bytes: Some(3 << 30),
+                capacity_bytes: Some(7 << 40),
                 ..MemberReport::default()
             }],
             links: vec![LinkReport {
@@ -159,6 +167,7 @@ mod tests {
             "3 other group",
             "gpu1",
             "25.0 %",
+            "3 GiB of 7 TiB",
             "0.5 s ago",
             "to gpu1",
             "connection refused",
