@@ -6,6 +6,7 @@
 //! | [`load`] | readers: sequential, random, many at once |
 //! | [`disk`] | the engine's disk tier in a loop of its own; traces, a model of its policy |
 //! | [`fio`] | the yardstick for disks |
+//! | [`network`] | fetches from another process, and the yardsticks for them |
 //! | [`turns`] | two sides that take turns, and their ratio |
 //! | [`run`] | how much is measured, and where files are put |
 //! | [`direct`] | O_DIRECT files and aligned buffers |
@@ -23,6 +24,7 @@ pub mod disk;
 pub mod figures;
 pub mod fio;
 pub mod load;
+pub mod network;
 pub mod null_server;
 pub mod process;
 pub mod report;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use forebay_perf::figures::Figure;
 use forebay_perf::run::Run;
-use forebay_perf::{null_server, report, samples};
+use forebay_perf::{network, null_server, report, samples};
 
 /// Measures Forebay's figures. A missed target is reported, and no failure; what could not be
 /// measured is a failure.
@@ -41,6 +41,9 @@ enum Cmd {
     },
     /// Measures all figures, and ends with all their lines.
     Figures,
+    /// The peer that tcp-1m and tcp-4k fetch from, until it is killed.
+    #[command(hide = true)]
+    TcpPeer,
     /// The yardstick of fuse-null, until it is unmounted.
     #[command(hide = true)]
     NullServer {
@@ -83,6 +86,10 @@ fn run(args: &Args) -> Result<bool> {
                 }
             }
             Ok(lines.iter().all(Result::is_ok))
+        }
+        Cmd::TcpPeer => {
+            network::ours::peer()?;
+            Ok(true)
         }
         Cmd::NullServer { point, size_bytes } => {
             null_server::serve(point, *size_bytes).map(|()| true)

@@ -12,6 +12,7 @@ mod idle;
 mod one_fetch_local;
 mod replacement;
 mod restart;
+mod tcp;
 mod versus_foyer;
 
 use anyhow::{Result, bail};
@@ -47,11 +48,15 @@ pub enum Figure {
     Restart,
     /// Hits from disk, against foyer's block engine.
     Foyer,
+    /// Long fetches from a peer over TCP, against iperf3.
+    Tcp1m,
+    /// Short fetches from a peer over TCP, against UCX.
+    Tcp4k,
 }
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 11] = [
+    pub const ALL: [Figure; 13] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -63,6 +68,8 @@ impl Figure {
         Figure::Overflow,
         Figure::Restart,
         Figure::Foyer,
+        Figure::Tcp1m,
+        Figure::Tcp4k,
     ];
 
     /// The name on the command line and in the table.
@@ -79,6 +86,8 @@ impl Figure {
             Figure::Overflow => "overflow",
             Figure::Restart => "restart",
             Figure::Foyer => "foyer",
+            Figure::Tcp1m => "tcp-1m",
+            Figure::Tcp4k => "tcp-4k",
         }
     }
 
@@ -113,6 +122,8 @@ impl Figure {
             Figure::Overflow => replacement::overflow(run),
             Figure::Restart => restart::measure(run),
             Figure::Foyer => versus_foyer::measure(run),
+            Figure::Tcp1m => tcp::long(run),
+            Figure::Tcp4k => tcp::short(run),
         }
     }
 
