@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::arena::Lease;
-use forebay_engine::limits::{CALL_BYTES_MAX, PAGE_BYTES, PEER_CREDIT_BYTES_MIN};
 use forebay_engine::ports::{
     Class, FetchStatus, FetchTag, Full, PeerCore, Time, TransportError, TransportEvent, TransportOp,
 };
@@ -14,80 +13,14 @@ use forebay_engine::wire::header::{ANSWER_BYTES, Answer, Ask, Request};
 use slab::Slab;
 
 use crate::dial::{self, DialError};
-use crate::limits::{
-    BACKOFF_FIRST_MS, BACKOFF_MAX_MS, GIVEN_UP_MS, IDLE_S, READ_BUDGET_BYTES, SWEEP_MS,
-};
-use crate::links::{LinkRecord, LinkState};
-use crate::outbox::{Frame, Outbox, Owner};
+use crate::limits::{GIVEN_UP_MS, IDLE_S, READ_BUDGET_BYTES, SWEEP_MS};
+use crate::link::{Asked, Body, Link, Lost, NewAsk, State, Up, fits, pause};
+use crate::links::LinkState;
+use crate::outbox::{Frame, Owner};
 use crate::serving::cost_bytes;
 use crate::shared::{Dialled, Seat, Shared};
 use crate::socket::{Buffer, Got, Socket, Which};
 use crate::transport::Io;
-
-/// A request of this core whose answer has not come.
-#[derive(Debug)]
-struct Asked {
-    /// The engine's name for it.
-    name: FetchTag,
-    /// The connection's.
-    tag: u64,
-    link: usize,
-    /// None when it was given up: the engine has the lease back, and bytes that still come go nowhere.
-    lease: Option<Lease>,
-    len_bytes: u32,
-    is_fetch: bool,
-    cost_bytes: u32,
-    deadline: Time,
-}
-
-/// How a link stands.
-#[derive(Debug)]
-enum State {
-    /// No connection. Before `until` none is made; what is asked meanwhile waits, or fails when the peer could not
-    /// be reached.
-    Down { until: Time, unreachable: bool },
-    /// One is being made.
-    Dialling,
-    /// There is one.
-    Up(Box<Up>),
-}
-
-/// A connection.
-#[derive(Debug)]
-struct Up {
-    socket: Socket,
-    buffer: Buffer,
-    body: Option<Body>,
-    credit_bytes: u64,
-    /// An answer came on it.
-    answered: bool,
-    used_at: Time,
-}
-
-/// An answer whose bytes are coming.
-#[derive(Debug)]
-struct Body {
-    slot: usize,
-    status: FetchStatus,
-    len_bytes: usize,
-    got_bytes: usize,
-    checksums: Vec<u32>,
-}
-
-/// The way to one core of one peer.
-#[derive(Debug)]
-struct Link {
-    to: PeerCore,
-    state: State,
-    outbox: Outbox,
-    /// Credit in use.
-    used_bytes: u64,
-    /// Failures since the last answer.
-    failures: u32,
-    /// Since when a request that was given up stays unanswered, and how many do.
-    given_up: Option<(Time, u32)>,
-    record: Arc<LinkRecord>,
-}
 
 /// All of them.
 pub(crate) struct Asking {
@@ -106,19 +39,6 @@ pub(crate) struct Asking {
 
 /// Slots of a tag: the low bits say where, the others which of those that were there.
 const TAG_SLOT_BITS: u32 = 24;
-
-/// Why a connection is lost.
-#[derive(Debug, thiserror::Error)]
-enum Lost {
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    #[error("it breaks the protocol: {0}")]
-    Protocol(&'static str),
-    #[error("a request that was given up stays unanswered")]
-    Silent,
-    #[error("idle")]
-    Idle,
-}
 
 impl Asking {
     pub fn new(shared: Arc<Shared>, seat: Arc<Seat>, core: u16) -> Self {
@@ -155,12 +75,8 @@ impl Asking {
         };
         let at = self.link(to);
         let link = &mut self.links[at];
-        let credit_bytes = match &link.state {
-            State::Up(up) => up.credit_bytes,
-            _ => PEER_CREDIT_BYTES_MIN as u64,
-        };
         let cost_bytes = cost_bytes(room_bytes);
-        if link.used_bytes + u64::from(cost_bytes) > credit_bytes {
+        if link.used_bytes + u64::from(cost_bytes) > link.credit_bytes() {
             return Err(Full(op));
         }
         if let State::Down {
@@ -182,18 +98,8 @@ impl Asking {
             return *at;
         }
         let at = self.links.len();
-        self.links.push(Link {
-            to,
-            state: State::Down {
-                until: Time(0),
-                unreachable: false,
-            },
-            outbox: Outbox::default(),
-            used_bytes: 0,
-            failures: 0,
-            given_up: None,
-            record: self.shared.record((to.peer, self.core, to.core, true)),
-        });
+        let record = self.shared.record((to.peer, self.core, to.core, true));
+        self.links.push(Link::new(to, record));
         self.by_peer.insert(to, at);
         at
     }
@@ -203,56 +109,25 @@ impl Asking {
         let slot = self.asked.vacant_key();
         self.tags += 1;
         let tag = self.tags << TAG_SLOT_BITS | slot as u64;
-        let (asked, class, ask, body) = match op {
-            TransportOp::Fetch {
-                tag: name,
-                request,
-                lease,
-                deadline,
-                ..
-            } => {
-                let len_bytes = request.len_bytes;
-                if len_bytes as usize != lease.len() {
-                    return refuse_invalid(io, name, lease);
-                }
-                let asked = (name, lease, deadline, true);
-                (asked, request.class, Ask::Fetch(request), None)
-            }
-            TransportOp::Call {
-                tag: name,
-                class,
-                body,
-                lease,
-                deadline,
-                ..
-            } => {
-                if body.is_empty() || body.len() > CALL_BYTES_MAX {
-                    return refuse_invalid(io, name, lease);
-                }
-                let ask = Ask::Call {
-                    class,
-                    body_bytes: body.len() as u32,
-                    room_bytes: lease.len() as u32,
-                };
-                ((name, lease, deadline, false), class, ask, Some(body))
-            }
-            TransportOp::Answer { .. } => return,
+        let new = match NewAsk::of(op) {
+            Ok(new) => new,
+            Err(Some((name, lease))) => return refuse_invalid(io, name, lease),
+            Err(None) => return,
         };
-        let (name, lease, deadline, is_fetch) = asked;
-        let remaining_us = deadline.since(io.now).as_micros();
+        let remaining_us = new.deadline.since(io.now).as_micros();
         let request = Request {
             tag,
             remaining_us: u32::try_from(remaining_us).unwrap_or(u32::MAX),
-            ask,
+            ask: new.ask,
         };
         let link = &mut self.links[at];
         let mut head = link.outbox.head();
         head.extend_from_slice(&request.encode());
-        head.extend_from_slice(body.as_deref().unwrap_or_default());
+        head.extend_from_slice(new.body.as_deref().unwrap_or_default());
         let owner = Owner::Request(tag);
         let payload = None;
         link.outbox.push(
-            class,
+            new.class,
             Frame {
                 owner,
                 head,
@@ -260,16 +135,16 @@ impl Asking {
             },
         );
         link.used_bytes += u64::from(cost_bytes);
-        self.deadlines.insert((deadline, slot));
+        self.deadlines.insert((new.deadline, slot));
         self.asked.insert(Asked {
-            name,
+            name: new.name,
             tag,
             link: at,
-            len_bytes: lease.len() as u32,
-            lease: Some(lease),
-            is_fetch,
+            len_bytes: new.lease.len() as u32,
+            lease: Some(new.lease),
+            is_fetch: new.is_fetch,
             cost_bytes,
-            deadline,
+            deadline: new.deadline,
         });
         self.soil(io, at);
     }
@@ -408,7 +283,7 @@ impl Asking {
     pub fn read(&mut self, io: &mut Io, at: usize) -> bool {
         let mut read_bytes = 0;
         while read_bytes < READ_BUDGET_BYTES {
-            let got = self.receive(at).map_err(Lost::from).and_then(|got| {
+            let got = self.receive(io, at).map_err(Lost::from).and_then(|got| {
                 self.parse(io, at)?;
                 Ok(got)
             });
@@ -419,7 +294,12 @@ impl Asking {
                     }
                     return false;
                 }
-                Ok(Got::All(_)) => return false,
+                Ok(Got::All(_)) => {
+                    if let State::Up(up) = &mut self.links[at].state {
+                        up.buffer.rest(&mut io.spare);
+                    }
+                    return false;
+                }
                 Ok(Got::More(bytes)) => read_bytes += bytes.max(1),
             }
         }
@@ -427,12 +307,12 @@ impl Asking {
     }
 
     /// One read: the bytes of an answer that has begun go straight into its lease.
-    fn receive(&mut self, at: usize) -> io::Result<Got> {
+    fn receive(&mut self, io: &mut Io, at: usize) -> io::Result<Got> {
         let link = &mut self.links[at];
         let State::Up(up) = &mut link.state else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        up.buffer.compact();
+        up.buffer.make_room(&mut io.spare);
         let straight = match &mut up.body {
             Some(body) if up.buffer.bytes().is_empty() => {
                 let lease = self
@@ -689,22 +569,4 @@ fn refuse_invalid(io: &mut Io, tag: FetchTag, lease: Lease) {
     debug_assert!(false, "a request that the protocol has no form for");
     let error = Err(TransportError::Protocol);
     io.events.push_back(ended(tag, lease, error, 0, Vec::new()));
-}
-
-/// Whether an answer has the length that was asked for.
-fn fits(asked: &Asked, answer: &Answer) -> bool {
-    let pages = (asked.len_bytes as usize).div_ceil(PAGE_BYTES);
-    match asked.is_fetch {
-        true => answer.len_bytes == asked.len_bytes && usize::from(answer.checksums) == pages,
-        false => answer.len_bytes <= asked.len_bytes && answer.checksums == 0,
-    }
-}
-
-/// How long a link pauses after so many failures: doubling, less up to a quarter so that members do not come
-/// back together.
-fn pause(failures: u32, now: Time, at: usize) -> Duration {
-    let doubled = BACKOFF_FIRST_MS << failures.saturating_sub(1).min(10);
-    let span = Duration::from_millis(doubled.min(BACKOFF_MAX_MS));
-    let mixed = (now.0 ^ (at as u64) << 40).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    span - span / 4 * (mixed >> 56) as u32 / 256
 }

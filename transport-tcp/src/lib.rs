@@ -14,6 +14,7 @@
 //! | `links` | the state of each connection, for people |
 //! | `transport` | [`TcpTransport`]: one core's turn over its connections |
 //! | `asking` | connections that this core asks on: requests, answers, deadlines, back-off |
+//! | `link` | one of those: its state, and what is asked on it |
 //! | `serving` | connections that peers ask this core on |
 //! | `outbox` | frames on their way out, by class |
 //! | `socket` | a connection's socket, and the buffer behind it |
@@ -29,6 +30,7 @@ mod dial;
 mod endpoint;
 mod handshake;
 pub mod limits;
+mod link;
 mod links;
 mod outbox;
 mod serving;

@@ -39,6 +39,8 @@ pub const KEEPALIVE_PROBES: u32 = 4;
 
 /// Bytes that a connection receives at once beside those that go straight to their lease.
 pub const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
+/// Buffers of that size that a core keeps for the next connections with something to say.
+pub const SPARE_BUFFERS_MAX: usize = 16;
 /// Bytes taken from one connection before the next one has its turn.
 pub const READ_BUDGET_BYTES: usize = 2 * CHUNK_BYTES;
 /// Frames are handed to the socket in batches of so many bytes: what is urgent waits for one batch at most.

@@ -118,7 +118,7 @@ impl Serving {
             let Some(guest) = self.guests.get_mut(at) else {
                 return false;
             };
-            guest.buffer.compact();
+            guest.buffer.make_room(&mut io.spare);
             let got = guest.socket.receive(None, &mut guest.buffer);
             let parsed = got.map_err(Lost::from).and_then(|got| {
                 self.parse(io, at)?;
@@ -131,6 +131,9 @@ impl Serving {
                 }
                 Ok(Got::All(bytes)) => {
                     self.received(at, bytes);
+                    if let Some(guest) = self.guests.get_mut(at) {
+                        guest.buffer.rest(&mut io.spare);
+                    }
                     return false;
                 }
                 Ok(Got::More(bytes)) => {

@@ -10,7 +10,8 @@ use rustix::io::{Errno, read, readv};
 use rustix::net::sockopt;
 
 use crate::limits::{
-    KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES, RECEIVE_BUFFER_BYTES, USER_TIMEOUT_MS,
+    KEEPALIVE_IDLE_S, KEEPALIVE_INTERVAL_S, KEEPALIVE_PROBES, RECEIVE_BUFFER_BYTES,
+    SPARE_BUFFERS_MAX, USER_TIMEOUT_MS,
 };
 
 /// Sends small frames at once, and notices in seconds that the other host is gone.
@@ -123,23 +124,17 @@ impl Socket {
     }
 }
 
-/// Bytes received and not yet looked at.
-#[derive(Debug)]
+/// Bytes received and not yet looked at. It has memory only while there are some: most connections are quiet.
+#[derive(Debug, Default)]
 pub(crate) struct Buffer {
     bytes: Box<[u8]>,
     start: usize,
     end: usize,
 }
 
-impl Default for Buffer {
-    fn default() -> Self {
-        Self {
-            bytes: vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice(),
-            start: 0,
-            end: 0,
-        }
-    }
-}
+/// The memory of buffers that are empty.
+#[derive(Debug, Default)]
+pub(crate) struct SpareBuffers(Vec<Box<[u8]>>);
 
 impl Buffer {
     /// What is in it.
@@ -155,11 +150,27 @@ impl Buffer {
         }
     }
 
-    /// Moves what is left to the start. A message that is looked at as a whole fits into what is then free.
-    pub fn compact(&mut self) {
+    /// Makes room behind what is left. A message that is looked at as a whole fits into it.
+    pub fn make_room(&mut self, spare: &mut SpareBuffers) {
+        if self.bytes.is_empty() {
+            self.bytes = spare
+                .0
+                .pop()
+                .unwrap_or_else(|| vec![0; RECEIVE_BUFFER_BYTES].into_boxed_slice());
+        }
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
+        }
+    }
+
+    /// Gives its memory away if it is empty.
+    pub fn rest(&mut self, spare: &mut SpareBuffers) {
+        if self.end == 0 && !self.bytes.is_empty() {
+            let bytes = std::mem::take(&mut self.bytes);
+            if spare.0.len() < SPARE_BUFFERS_MAX {
+                spare.0.push(bytes);
+            }
         }
     }
 

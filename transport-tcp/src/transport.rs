@@ -17,7 +17,7 @@ use crate::asking::Asking;
 use crate::limits::WAIT_EVENTS_MAX;
 use crate::serving::Serving;
 use crate::shared::{Arrival, Seat, Shared};
-use crate::socket::{Socket, Which};
+use crate::socket::{Socket, SpareBuffers, Which};
 
 const NO_WAIT: Timespec = Timespec {
     tv_sec: 0,
@@ -30,6 +30,7 @@ pub(crate) struct Io {
     pub events: VecDeque<TransportEvent>,
     /// When this turn began.
     pub now: Time,
+    pub spare: SpareBuffers,
     /// Connections with bytes to read.
     ready: VecDeque<Which>,
     /// Connections with frames to write.
@@ -86,6 +87,7 @@ impl TcpTransport {
             epoll: epoll::create(CreateFlags::CLOEXEC)?,
             events: VecDeque::new(),
             now: clock.now(),
+            spare: SpareBuffers::default(),
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
         };

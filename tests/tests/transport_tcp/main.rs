@@ -3,6 +3,7 @@
 //! | module | holds |
 //! |---|---|
 //! | `faults` | peers that break the protocol, stop in the middle, or are slow |
+//! | `golden` | the wire, byte by byte |
 //! | `refusals` | who is not let in |
 //! | `raw` | the other side by hand |
 //! | `node` | one member: an endpoint and a transport turned by the test |
@@ -10,6 +11,7 @@
 
 mod conformance;
 mod faults;
+mod golden;
 mod node;
 mod raw;
 mod refusals;
