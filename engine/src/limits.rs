@@ -41,7 +41,11 @@ pub const SLOTS: u32 = 65_536;
 /// Members of a slot that a placement ranks: its owner, and two who stand in.
 pub const RANKS: usize = 3;
 /// Views before the present one that a core remembers.
-pub const EARLIER_VIEWS_MAX: usize = 3;
+pub const EARLIER_VIEWS_MAX: usize = 8;
+/// A stand-in waits for the owner at most one part in this many of `--io-timeout`: whoever asked it waits too.
+pub const STAND_IN_PATIENCE: u32 = 15;
+/// A pull that waits for room at a peer looks again after so long.
+pub const PULL_RETRY_MS: u64 = 20;
 /// Owners in earlier views that are asked for a range before the origin is.
 pub const EARLIER_OWNERS_MAX: usize = 2;
 /// Names of object versions that peers told one core.
@@ -55,8 +59,11 @@ pub const PREFETCH_PULLS_PER_CORE_MAX: usize = 64;
 /// What peers' requests wait for in memory, and what is lent to peers, each takes at most one part in this many of
 /// a core's arena.
 pub const SERVE_ARENA_SHARE: usize = 4;
-/// What warm-ups wait for in memory takes at most one part in this many of a core's arena.
-pub const JOB_ARENA_SHARE: usize = 8;
+/// What warm-ups wait for in memory, and what readers wait for from this node's disks, takes at most one part in this
+/// many of a core's arena each.
+pub const HERE_ARENA_SHARE: usize = 8;
+/// Bytes that a warm-up of a stripe has on their way at a time.
+pub const WARM_BYTES_MAX: usize = BLOCK_BYTES;
 /// Warm-ups, checks and evictions of ranges that one core has under way.
 pub const JOBS_PER_CORE_MAX: usize = 1_024;
 /// How often a range is asked for again at one peer that forgot a name.

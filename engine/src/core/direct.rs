@@ -20,7 +20,6 @@ use super::Core;
 use super::disk_events::{Ticket, reason};
 use super::index::{IdHasher, mask_of_bytes};
 use super::read::{Read, ReadKey, Route, Tier};
-use super::reader::LaneOf;
 use crate::arena::{Lease, Share};
 use crate::disk::{DiskMiss, DiskRead};
 use crate::identity::BlockId;
@@ -127,7 +126,7 @@ impl<P: Platform> Core<P> {
         mut read: Read<P::Reply>,
     ) -> Option<Read<P::Reply>> {
         if read.route == Route::Memory
-            || read.reader.lane() != LaneOf::Front
+            || !read.reader.is_front()
             || !self.parts.disk.is_present()
             || read.deadline <= now
         {

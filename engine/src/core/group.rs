@@ -72,6 +72,11 @@ impl Route {
         self.steps[..self.len].get(self.at).copied().flatten()
     }
 
+    /// How many are left to ask, the present one included.
+    pub fn left(&self) -> usize {
+        self.len.saturating_sub(self.at)
+    }
+
     /// The present one did not help.
     pub fn next(&mut self) {
         self.at += 1;
@@ -95,6 +100,7 @@ impl Route {
 #[derive(Clone, Copy, Debug)]
 struct Silent {
     failures: u32,
+    /// It is passed over until then.
     until: Time,
 }
 
@@ -120,6 +126,10 @@ impl Group {
 
     /// A new view is in force.
     pub fn adopt(&mut self, placement: Arc<Placement>) {
+        if self.digest() == placement.view().digest() && self.current.is_some() {
+            self.current = Some(placement);
+            return;
+        }
         if let Some(old) = self.current.replace(placement) {
             self.earlier.push_front(old);
             self.earlier.truncate(EARLIER_VIEWS_MAX);
@@ -148,6 +158,11 @@ impl Group {
     /// Whether this node owns a slot. A node of its own owns everything.
     pub fn owns(&self, slot: Slot) -> bool {
         self.owner(slot).is_none_or(|owner| owner == self.me)
+    }
+
+    /// Whether a peer is a member.
+    pub fn knows(&self, peer: PeerId) -> bool {
+        self.view().is_some_and(|view| view.member(peer).is_some())
     }
 
     /// The core of `peer` that a slot belongs to, if the peer is still a member.
@@ -203,22 +218,36 @@ impl Group {
     }
 
     /// Whether a peer is not known to be silent.
-    fn answers(&self, now: Time, peer: PeerId) -> bool {
+    pub fn answers(&self, now: Time, peer: PeerId) -> bool {
         self.silent
             .get(&peer)
             .is_none_or(|silent| silent.until <= now)
     }
 
-    /// A peer did not answer: it is passed over for a while.
-    pub fn failed(&mut self, now: Time, peer: PeerId, rng: &mut impl Rng) {
+    /// A request goes to a peer. To one that was silent it is a probe: nobody else asks it until the probe's end.
+    pub fn asks(&mut self, now: Time, peer: PeerId, until: Time) {
+        if let Some(silent) = self.silent.get_mut(&peer)
+            && silent.until <= now
+        {
+            silent.until = until;
+        }
+    }
+
+    /// A peer did not answer, at all or in time: it is passed over for a while.
+    pub fn failed(&mut self, now: Time, peer: PeerId, in_time: bool, rng: &mut impl Rng) {
         let silent = self.silent.entry(peer).or_insert(Silent {
             failures: 0,
             until: now,
         });
         // Requests that were under way together fail together: that counts once.
-        if silent.until <= now {
+        let pause = match in_time {
+            true => retry::backoff(silent.failures + 1, rng).max(SILENCE_MIN),
+            // Waiting for silence costs more than a refused connection.
+            false => SILENCE_LONG,
+        };
+        if silent.until <= now + pause {
             silent.failures += 1;
-            silent.until = now + retry::backoff(silent.failures, rng).max(SILENCE_MIN);
+            silent.until = now + pause;
         }
     }
 
@@ -230,8 +259,10 @@ impl Group {
     }
 }
 
-/// A peer that did not answer is not asked again before.
+/// A peer that refused is not asked again before.
 const SILENCE_MIN: Duration = Duration::from_millis(100);
+/// One that let a request run into its deadline is not asked again before.
+const SILENCE_LONG: Duration = Duration::from_secs(3);
 
 #[cfg(test)]
 mod tests {
@@ -294,13 +325,13 @@ mod tests {
             (third.0, forwarded),
         ];
         assert_eq!(steps(route), all);
-        group.failed(Time(0), first, &mut Low);
+        group.failed(Time(0), first, true, &mut Low);
         assert_eq!(steps(group.route(Time(1), slot, false)), all[1..]);
         // A stand-in that is no member asks the owner only, and not when that is silent.
         assert_eq!(steps(group.route(Time(1), slot, true)), []);
         assert_eq!(steps(group.route(Time(200_000_000), slot, false)), all);
         assert_eq!(steps(group.route(Time(200_000_000), slot, true)), all[..1]);
-        group.failed(Time(200_000_000), first, &mut Low);
+        group.failed(Time(200_000_000), first, true, &mut Low);
         group.answered(first);
         assert_eq!(steps(group.route(Time(200_000_000), slot, false)), all);
     }

@@ -25,7 +25,7 @@ use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::{ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, JOBS_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, STRIPE_BYTES,
-    SUB_BLOCK_BYTES,
+    SUB_BLOCK_BYTES, WARM_BYTES_MAX,
 };
 use crate::ports::{
     Class, FetchStatus, FetchTag, PeerCore, PeerFailure, Platform, RequestHandle, Time, Transport,
@@ -59,7 +59,11 @@ struct Job {
     /// Looks at the present chunk without success.
     tries: u32,
     /// Calls under way.
-    calls: usize,
+    calls: Vec<FetchTag>,
+    /// Members that are still to be called.
+    to_call: Vec<PeerCore>,
+    /// Members that did not answer.
+    unreached: usize,
     /// Of an evict: what members dropped.
     dropped_bytes: u64,
     asker: Asker,
@@ -79,6 +83,8 @@ impl Jobs {
     }
 }
 
+/// Members that one job has calls at, at a time.
+const JOB_CALLS_MAX: usize = 16;
 /// A warm-up looks again so long after it found no room.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Looks after which a chunk that the disk does not take is left in memory.
@@ -110,6 +116,9 @@ impl<P: Platform> Core<P> {
         deadline: Time,
     ) {
         let slot = Slot::of_stripe(object.id, bytes.start);
+        if slot.core(self.config.cores) != self.config.core {
+            return self.answer_peer(peer.0, FetchStatus::Busy, None);
+        }
         if work == RangeWork::Warm
             && let Some(owner) = self
                 .group
@@ -158,7 +167,9 @@ impl<P: Platform> Core<P> {
             deadline,
             pause_until: None,
             tries: 0,
-            calls: 0,
+            calls: Vec::new(),
+            to_call: Vec::new(),
+            unreached: 0,
             dropped_bytes: 0,
             asker,
         };
@@ -170,21 +181,23 @@ impl<P: Platform> Core<P> {
         match work {
             RangeWork::Evict => {
                 self.evict_range(key);
-                let peers = if is_front {
+                let others = if is_front {
                     self.others(slot)
                 } else {
                     Vec::new()
                 };
-                self.call_for_job(key, &peers);
-                self.end_job_if_told(key);
+                if let Some(job) = self.jobs.get(key) {
+                    job.to_call = others;
+                }
+                self.call_for_job(now, key);
             }
             RangeWork::Check | RangeWork::Warm if is_front && !self.group.owns(slot) => {
                 let owner = self.group.owner(slot);
                 let owner = owner.and_then(|owner| self.group.core_of(owner, slot));
-                self.call_for_job(key, owner.as_slice());
-                if self.jobs.get(key).is_some_and(|job| job.calls == 0) {
-                    self.end_job(key, Err(unreachable()));
+                if let Some(job) = self.jobs.get(key) {
+                    job.to_call = owner.into_iter().collect();
                 }
+                self.call_for_job(now, key);
             }
             RangeWork::Check => self.end_job_counted(key),
             RangeWork::Warm => self.warm(now, key),
@@ -200,11 +213,18 @@ impl<P: Platform> Core<P> {
             .collect()
     }
 
-    fn call_for_job(&mut self, key: JobKey, peers: &[PeerCore]) {
-        for to in peers {
+    /// Calls whom a job has still to call, as far as there is room; looks again later for the rest.
+    fn call_for_job(&mut self, now: Time, key: JobKey) {
+        loop {
             let Some(job) = self.jobs.get(key) else {
                 return;
             };
+            let Some(to) = job.to_call.last().copied() else {
+                return self.end_job_if_told(key);
+            };
+            if job.calls.len() >= JOB_CALLS_MAX {
+                return;
+            }
             let (object, offset) = (job.object.clone(), job.bytes.start);
             let len_bytes = (job.bytes.end - offset) as u32;
             let deadline = job.deadline;
@@ -226,32 +246,35 @@ impl<P: Platform> Core<P> {
                 },
             };
             let Ok(lease) = self.lease(PAGE_BYTES, Share::Prefetch) else {
-                continue;
+                return self.pause_job(now, key);
             };
             let tag = FetchTag(self.next_id());
             let op = TransportOp::Call {
                 tag,
-                to: *to,
+                to,
                 class: Class::WarmUp,
                 body: call.encode(),
                 lease,
                 deadline,
             };
-            if self.parts.transport.submit(op).is_ok() {
-                self.tags.insert(tag.0, Tagged::Job(key));
-                if let Some(job) = self.jobs.get(key) {
-                    job.calls += 1;
-                }
+            if self.parts.transport.submit(op).is_err() {
+                return self.pause_job(now, key);
+            }
+            self.tags.insert(tag.0, Tagged::Job(key, tag));
+            if let Some(job) = self.jobs.get(key) {
+                job.to_call.pop();
+                job.calls.push(tag);
             }
         }
     }
 
     /// A member answered a job's call, or did not.
-    pub(super) fn job_told(&mut self, key: JobKey, bytes: Option<&[u8]>) {
+    pub(super) fn job_told(&mut self, key: JobKey, tag: FetchTag, bytes: Option<&[u8]>) {
+        let now = self.now;
         let Some(job) = self.jobs.get(key) else {
             return;
         };
-        job.calls -= 1;
+        job.calls.retain(|call| *call != tag);
         let told = bytes.and_then(|bytes| match CallAnswer::decode(bytes) {
             Ok(CallAnswer::Cached { bytes }) => Some(bytes),
             _ => None,
@@ -259,7 +282,8 @@ impl<P: Platform> Core<P> {
         match (job.work, told) {
             (RangeWork::Evict, told) => {
                 job.dropped_bytes += told.unwrap_or(0);
-                self.end_job_if_told(key);
+                job.unreached += usize::from(told.is_none());
+                self.call_for_job(now, key);
             }
             (_, Some(bytes)) => self.end_job(key, Ok(bytes)),
             (_, None) => self.end_job(key, Err(unreachable())),
@@ -270,9 +294,12 @@ impl<P: Platform> Core<P> {
         let Some(job) = self.jobs.get(key) else {
             return;
         };
-        if job.calls == 0 {
-            let dropped = job.dropped_bytes;
-            self.end_job(key, Ok(dropped));
+        if job.calls.is_empty() && job.to_call.is_empty() {
+            let result = match job.unreached {
+                0 => Ok(job.dropped_bytes),
+                _ => Err(unreachable()),
+            };
+            self.end_job(key, result);
         }
     }
 
@@ -294,6 +321,9 @@ impl<P: Platform> Core<P> {
         self.timers.clear(job.deadline, Due::Job(key));
         if let Some(until) = job.pause_until {
             self.timers.clear(until, Due::Job(key));
+        }
+        for tag in job.calls {
+            self.parts.transport.cancel(tag);
         }
         self.tell_job(job.asker, result);
     }
@@ -320,7 +350,11 @@ impl<P: Platform> Core<P> {
             return self.end_job(key, Err(ReadError::Deadline));
         }
         job.pause_until = None;
-        self.warm(now, key);
+        match job.to_call.is_empty() {
+            false => self.call_for_job(now, key),
+            true if job.work == RangeWork::Warm && job.calls.is_empty() => self.warm(now, key),
+            true => {}
+        }
     }
 
     /// Goes on with a warm-up, as far as it goes now.
@@ -381,7 +415,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (object, deadline) = (job.object.clone(), job.deadline);
-        let want_bytes = (job.bytes.end - bytes.start) as u32;
+        let want_bytes = (job.bytes.end - bytes.start).min(WARM_BYTES_MAX as u64) as u32;
         let id = self.next_id();
         let mut read = Read::bare(id, object, bytes, deadline, Reader::Job(key));
         read.want_bytes = want_bytes;
@@ -474,6 +508,6 @@ impl<P: Platform> Core<P> {
 fn unreachable() -> ReadError {
     ReadError::Origin(OriginError::new(
         OriginErrorKind::Unavailable,
-        "the member that owns this range did not do it; try again",
+        "a member that had its part in this did not do it; see `forebay status`, and try again",
     ))
 }

@@ -214,6 +214,7 @@ impl<P: Platform> Core<P> {
         };
         load.deadline = load.deadline.max(ask.deadline);
         load.reach = load.reach.max(ask.reach);
+        load.for_peer |= ask.for_peer;
         if ask.class == Class::Demand && load.class != Class::Demand {
             load.class = Class::Demand;
             if !load.running {
@@ -354,7 +355,16 @@ impl<P: Platform> Core<P> {
             .unpromise(load.block, Promise::Load(key), load.mask());
         let bytes = load.bytes();
         if load.reach == Reach::Here {
-            // Whoever waits looks again, and finds that it is not here.
+            // Whoever waits looks again, and finds that it is not here, whatever the disk says.
+            let reason = why.map(super::disk_events::reason);
+            for waiter in &self.index.block(load.block).waiters {
+                let read = self.reads.get_mut(waiter.read.slot);
+                if let Some(read) = read.filter(|read| read.id == waiter.read.id)
+                    && waiter.needs & load.mask() != 0
+                {
+                    read.lost = read.lost.or(reason);
+                }
+            }
             self.wake_readers(self.now, load.block, load.mask());
             return self.index.forget_if_idle(load.block);
         }

@@ -498,7 +498,8 @@ impl<P: Platform> Core<P> {
             Err(error) => {
                 if error.is_some_and(|error| error != TransportError::Cancelled) {
                     self.stats.peer_failures += 1;
-                    self.group.failed(now, peer, &mut self.parts.rng);
+                    let in_time = error != Some(TransportError::Timeout);
+                    self.group.failed(now, peer, in_time, &mut self.parts.rng);
                 }
                 None
             }

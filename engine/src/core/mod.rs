@@ -79,7 +79,8 @@ use crate::limits::{
     READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
 };
 use crate::ports::{
-    Class, Clock, Membership, Origin, OriginEvent, OriginTag, PeerId, Platform, Time, Transport,
+    Class, Clock, FetchTag, Membership, Origin, OriginEvent, OriginTag, PeerId, Platform, Time,
+    Transport,
 };
 use crate::ring::CoreRing;
 use crate::stats::CoreStats;
@@ -160,7 +161,7 @@ enum Tagged {
     Lookup(LookupKey),
     Pull(PullKey),
     Describe(PullKey),
-    Job(JobKey),
+    Job(JobKey, FetchTag),
     /// Asked of this member.
     Question(LookupKey, PeerId),
 }
@@ -279,12 +280,12 @@ impl<P: Platform> Core<P> {
         self.admit_reads(now);
         self.start_lookups(now);
         self.start_fills(now);
+        let (disk_progressed, disk_wake_at) = self.turn_disk(now, budget.completions);
+        progressed |= disk_progressed;
         if progressed || self.config.peer_limit.is_some() {
             self.wake_pulls();
         }
         self.start_pulls(now);
-        let (disk_progressed, disk_wake_at) = self.turn_disk(now, budget.completions);
-        progressed |= disk_progressed;
         self.flush_answers();
         self.parts.arena.reclaim();
         // A fill that was given up just now may have been the last that readers waited behind.
@@ -308,6 +309,10 @@ impl<P: Platform> Core<P> {
                 .min(disk_wake_at)
                 .min(self.parts.transport.wake_at())
                 .min(self.ceilings_wake_at(now))
+                .min(match self.pull_ceiling.is_free(now) {
+                    true => self.pulls.wake_at(),
+                    false => Time::NEVER,
+                })
                 .min(hold_until),
         }
     }
@@ -468,6 +473,7 @@ impl<P: Platform> Core<P> {
                 .arena
                 .reserve(Share::Serve, self.parts.arena.capacity_bytes() / 8);
             self.group.adopt(placement);
+            self.reroute_pulls();
         }
     }
 

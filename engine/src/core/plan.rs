@@ -197,7 +197,7 @@ impl<P: Platform> Core<P> {
         });
         match promise {
             Some(Promise::Fill(key)) => {
-                let joined = self.join_fill(key, ask.class, ask.deadline);
+                let joined = self.join_fill(key, ask);
                 Planned {
                     joined,
                     from_origin: joined,
@@ -205,7 +205,7 @@ impl<P: Platform> Core<P> {
                 }
             }
             Some(Promise::Pull(key)) => {
-                self.join_pull(key, ask.class, ask.deadline);
+                self.join_pull(key, ask);
                 Planned {
                     joined: true,
                     from_peer: true,

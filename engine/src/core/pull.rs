@@ -15,6 +15,7 @@
 mod lines;
 
 use std::ops::Range;
+use std::time::Duration;
 
 use super::group::{How, Reach, Route, Step};
 use super::index::{Piece, Promise};
@@ -25,11 +26,11 @@ use super::{Core, Tagged, retry};
 use crate::arena::{Denied, Lease, Share};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::limits::{
-    CALL_BYTES_MAX, NEED_NAME_MAX, PAGE_BYTES, PULLS_PER_CORE_MAX, SUB_BLOCK_BYTES,
-    SUB_BLOCKS_PER_BLOCK,
+    ATTEMPTS_PER_DEADLINE, CALL_BYTES_MAX, NEED_NAME_MAX, PAGE_BYTES, PULL_RETRY_MS,
+    PULLS_PER_CORE_MAX, STAND_IN_PATIENCE, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK,
 };
 use crate::ports::{
-    Class, FetchStatus, FetchTag, Full, PeerCore, PeerFailure, PeerFetch, Platform, Time,
+    Class, FetchStatus, FetchTag, Full, PeerCore, PeerFailure, PeerFetch, PeerId, Platform, Time,
     Transport, TransportError, TransportOp,
 };
 use crate::stats::Reason;
@@ -51,7 +52,8 @@ enum Start {
 impl<P: Platform> Core<P> {
     /// Makes pulls of the missing sub-blocks `run`, along `route`.
     pub(super) fn add_pulls(&mut self, ask: &Ask<'_>, run: Range<u64>, route: Route) {
-        let mut sub = run.start;
+        let (mut sub, view) = (run.start, self.group.digest());
+        let forwarded = ask.reach == Reach::Group { forwarded: true };
         while sub < run.end {
             let asked = sub * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
             let class = if asked { ask.class } else { Class::Prefetch };
@@ -75,6 +77,8 @@ impl<P: Platform> Core<P> {
                 for_peer: ask.for_peer,
                 lost: ask.lost,
                 route,
+                view,
+                forwarded,
                 redirected: false,
                 named: 0,
                 missed_owner: false,
@@ -116,12 +120,13 @@ impl<P: Platform> Core<P> {
     }
 
     /// Someone else needs what a pull brings.
-    pub(super) fn join_pull(&mut self, key: PullKey, class: Class, deadline: Time) {
+    pub(super) fn join_pull(&mut self, key: PullKey, ask: &Ask<'_>) {
         let Some(pull) = self.pulls.get(key) else {
             return;
         };
-        pull.deadline = pull.deadline.max(deadline);
-        if class == Class::Demand && pull.class != Class::Demand {
+        pull.deadline = pull.deadline.max(ask.deadline);
+        pull.for_peer |= ask.for_peer;
+        if ask.class == Class::Demand && pull.class != Class::Demand {
             pull.class = Class::Demand;
             if let State::Queued(to) = pull.state {
                 self.pulls.enqueue(key, to, Class::Demand, false);
@@ -131,9 +136,11 @@ impl<P: Platform> Core<P> {
 
     /// Starts what is queued, as far as peers and the arena have room.
     pub(super) fn start_pulls(&mut self, now: Time) {
-        if !std::mem::take(&mut self.pulls.may_start) {
+        let retries = self.pulls.are_queued() && self.pulls.retry_at <= now;
+        if !std::mem::take(&mut self.pulls.may_start) && !retries {
             return;
         }
+        self.pulls.retry_at = now + Duration::from_millis(PULL_RETRY_MS);
         let peers: Vec<PeerCore> = self.pulls.lines.keys().copied().collect();
         for to in peers {
             while self.pull_ceiling.is_free(now)
@@ -181,8 +188,7 @@ impl<P: Platform> Core<P> {
     }
 
     fn start_pull(&mut self, now: Time, key: PullKey, to: PeerCore) -> Start {
-        let limit = now + retry::stall_limit(self.config.io_timeout);
-        let view = self.group.digest();
+        let (view, io_timeout) = (self.group.digest(), self.config.io_timeout);
         let Some(pull) = self.pulls.get(key) else {
             return Start::Stale;
         };
@@ -192,6 +198,13 @@ impl<P: Platform> Core<P> {
         }
         let Some(step) = pull.route.step().filter(|step| step.peer == to.peer) else {
             self.queue_pull(key);
+            return Start::Stale;
+        };
+        if !self.group.answers(now, to.peer) {
+            self.next_step(key, true);
+            return Start::Stale;
+        }
+        let Some(pull) = self.pulls.get(key) else {
             return Start::Stale;
         };
         let (bytes, brings) = (pull.bytes(), pull.mask());
@@ -214,7 +227,12 @@ impl<P: Platform> Core<P> {
             forwarded: step.how == How::Forwarded,
             verify: self.index.block(block).spoiled & brings != 0,
         };
-        let deadline = pull.deadline.min(limit);
+        // What is left is shared by the members that may still be asked, and the origin after them.
+        let shares = pull.route.left() as u32 + 1;
+        let mut deadline = now + pull.deadline.since(now) / shares;
+        if pull.forwarded && step.how == How::AsOwner {
+            deadline = deadline.min(now + io_timeout / STAND_IN_PATIENCE);
+        }
         let is_prefetch = pull.class != Class::Demand;
         let lease = match self.lease(len_bytes, share) {
             Ok(lease) => lease,
@@ -236,6 +254,7 @@ impl<P: Platform> Core<P> {
             return Start::PeerFull;
         }
         self.tags.insert(tag.0, Tagged::Pull(key));
+        self.group.asks(now, to.peer, deadline);
         self.pull_ceiling.spend(now, len_bytes as u64);
         self.stats.pulls += 1;
         if let Some(pull) = self.pulls.get(key) {
@@ -313,7 +332,7 @@ impl<P: Platform> Core<P> {
             Err(error) => {
                 if !matches!(error, TransportError::Cancelled) {
                     self.stats.peer_failures += 1;
-                    self.group.failed(now, step.peer, &mut self.parts.rng);
+                    self.pass_over(now, step.peer, error != TransportError::Timeout);
                     if let Some(left_out) = self.peer_log.open(now) {
                         tracing::warn!(peer = step.peer.0, %error, left_out,
                             "a member did not answer; the next in line is asked");
@@ -330,17 +349,31 @@ impl<P: Platform> Core<P> {
         let Some(pull) = self.pulls.get(key) else {
             return;
         };
+        let (urgent, patient) = (pull.class == Class::Demand, pull.attempt < VIEW_WAITS_MAX);
         match status {
             FetchStatus::NeedName if pull.named < NEED_NAME_MAX => {
                 pull.named += 1;
                 self.describe(now, key);
             }
-            // Views differ: this node is to act as the owner, and the other held nothing.
+            // Views differ: the one that is on its way here tells more.
+            FetchStatus::NotOwner { owner }
+                if patient && (owner == me || !self.group.knows(owner)) =>
+            {
+                return self.back_off_pull(now, key);
+            }
             FetchStatus::NotOwner { owner } if owner == me => pull.route.end(),
             FetchStatus::NotOwner { owner } if !std::mem::replace(&mut pull.redirected, true) => {
                 pull.route.redirect(owner);
             }
-            FetchStatus::Busy => return self.back_off_pull(now, key),
+            // What nobody waits for is not worth another member's trouble, nor the origin's.
+            FetchStatus::Busy | FetchStatus::Failed(PeerFailure::Deadline) if !urgent => {
+                self.stats.prefetch_dropped += 1;
+                return self.abandon_pull(key, &ReadError::Deadline);
+            }
+            // It waits for the origin itself, or has no room: no other member would do better.
+            FetchStatus::Busy | FetchStatus::Failed(PeerFailure::Deadline) => {
+                return self.back_off_pull(now, key);
+            }
             FetchStatus::Failed(PeerFailure::Origin(kind)) if !kind.is_transient() => {
                 let error = match kind {
                     OriginErrorKind::VersionChanged => ReadError::VersionChanged,
@@ -355,7 +388,7 @@ impl<P: Platform> Core<P> {
                 return self.abandon_pull(key, &error);
             }
             FetchStatus::Failed(PeerFailure::Shutdown) => {
-                self.group.failed(now, step.peer, &mut self.parts.rng);
+                self.pass_over(now, step.peer, true);
                 return self.next_step(key, true);
             }
             _ => return self.next_step(key, false),
@@ -380,7 +413,9 @@ impl<P: Platform> Core<P> {
         };
         pull.attempt += 1;
         let until = now + retry::backoff(pull.attempt, &mut self.parts.rng);
-        if until >= pull.deadline || pull.attempt > BUSY_MAX {
+        // The origin gets the last part of the time.
+        let patience = pull.deadline.since(now) > self.config.io_timeout / ATTEMPTS_PER_DEADLINE;
+        if until >= pull.deadline || (!patience && pull.attempt > BUSY_MAX) {
             return self.next_step(key, false);
         }
         pull.state = State::BackingOff(until);
@@ -389,21 +424,81 @@ impl<P: Platform> Core<P> {
 
     /// A pull's back-off is over.
     pub(super) fn pull_due(&mut self, key: PullKey) {
-        if self
-            .pulls
-            .get(key)
-            .is_some_and(|pull| matches!(pull.state, State::BackingOff(_)))
-        {
-            self.queue_pull(key);
+        let view = self.group.digest();
+        let Some(pull) = self.pulls.get(key) else {
+            return;
+        };
+        if !matches!(pull.state, State::BackingOff(_)) {
+            return;
+        }
+        let (slot, forwarded) = (pull.placement_slot(), pull.forwarded);
+        if pull.view != view {
+            // Another view has come since the route was made.
+            let route = self.group.route(self.now, slot, forwarded);
+            if let Some(pull) = self.pulls.get(key) {
+                (pull.route, pull.view, pull.redirected) = (route, view, false);
+            }
+        }
+        self.queue_pull(key);
+    }
+
+    /// A peer did not answer: what waits for it goes on to the next, or is dropped when nobody waits for it.
+    fn pass_over(&mut self, now: Time, peer: PeerId, in_time: bool) {
+        self.group.failed(now, peer, in_time, &mut self.parts.rng);
+        let (first, last) = (
+            PeerCore { peer, core: 0 },
+            PeerCore {
+                peer,
+                core: u16::MAX,
+            },
+        );
+        let lines = self.pulls.lines.range(first..=last);
+        let keys: Vec<PullKey> = lines
+            .flat_map(|(_, line)| line.demand.iter().chain(&line.prefetch).copied())
+            .collect();
+        for key in keys {
+            let Some(pull) = self.pulls.get(key) else {
+                continue;
+            };
+            match (pull.state, pull.class) {
+                (State::Queued(to), Class::Demand) if to.peer == peer => self.next_step(key, true),
+                (State::Queued(to), _) if to.peer == peer => {
+                    self.stats.prefetch_dropped += 1;
+                    self.abandon_pull(key, &ReadError::Deadline);
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// The view has changed: what is asked of those who are no longer members is asked of others.
+    pub(super) fn reroute_pulls(&mut self) {
+        let all = self.pulls.all.iter();
+        let keys: Vec<PullKey> = all
+            .map(|(slot, pull)| PullKey { slot, id: pull.id })
+            .collect();
+        for key in keys {
+            let Some(pull) = self.pulls.get(key) else {
+                continue;
+            };
+            let gone = pull
+                .route
+                .step()
+                .filter(|step| !self.group.knows(step.peer));
+            match (gone, pull.state) {
+                (Some(_), State::Running(tag)) => self.parts.transport.cancel(tag),
+                (Some(_), State::Queued(_)) => self.queue_pull(key),
+                _ => {}
+            }
         }
     }
 
     /// Tells the member that a pull is at what its object is called.
     fn describe(&mut self, now: Time, key: PullKey) {
-        let limit = now + retry::stall_limit(self.config.io_timeout);
         let Some(pull) = self.pulls.get(key) else {
             return;
         };
+        let limit = now + pull.deadline.since(now) / (pull.route.left() as u32 + 1);
         let to = pull
             .route
             .step()
@@ -435,13 +530,26 @@ impl<P: Platform> Core<P> {
     }
 
     /// A description arrived, or did not.
-    pub(super) fn described(&mut self, now: Time, key: PullKey, ok: bool) {
+    pub(super) fn described(
+        &mut self,
+        now: Time,
+        key: PullKey,
+        result: Result<FetchStatus, TransportError>,
+    ) {
         self.pulls.may_start = true;
-        match ok {
-            true => self.queue_pull(key),
-            false => {
-                if let Some(step) = self.pulls.get(key).and_then(|pull| pull.route.step()) {
-                    self.group.failed(now, step.peer, &mut self.parts.rng);
+        if self.shutting_down {
+            return self.abandon_pull(key, &ReadError::Shutdown);
+        }
+        match result {
+            Ok(FetchStatus::Bytes) => self.queue_pull(key),
+            Ok(FetchStatus::Busy) => self.back_off_pull(now, key),
+            Ok(_) => self.next_step(key, false),
+            Err(error) => {
+                if let Some(step) = self.pulls.get(key).and_then(|pull| pull.route.step())
+                    && error != TransportError::Cancelled
+                {
+                    self.stats.peer_failures += 1;
+                    self.pass_over(now, step.peer, error != TransportError::Timeout);
                 }
                 self.next_step(key, true);
             }
@@ -450,6 +558,10 @@ impl<P: Platform> Core<P> {
 
     /// The bytes of a pull are here, with the checksums that the peer says they have.
     fn pulled(&mut self, now: Time, key: PullKey, lease: Lease, checksums: Vec<u32>) {
+        if checksums.len() != lease.len().div_ceil(PAGE_BYTES) {
+            debug_assert!(false, "a checksum for each page");
+            return self.next_step(key, false);
+        }
         let Some(pull) = self.take_pull(key) else {
             return;
         };
@@ -490,7 +602,14 @@ impl<P: Platform> Core<P> {
             for_peer: pull.for_peer,
         };
         self.add_fills(&ask, first..first + pull.subs as u64);
-        for waiter in &self.index.block(pull.block).waiters {
+        let block = self.index.block(pull.block);
+        if block.in_flight & pull.mask() != pull.mask() {
+            // There are too many fills for one that nobody is in a hurry for.
+            let missing = std::iter::once((pull.block, pull.mask() & !block.in_flight));
+            self.fail_readers(missing, &ReadError::Deadline);
+            return self.index.forget_if_idle(pull.block);
+        }
+        for waiter in &block.waiters {
             if waiter.needs & pull.mask() != 0 {
                 Self::note_tier(&mut self.reads, waiter.read, Tier::Origin);
             }
@@ -521,5 +640,7 @@ impl<P: Platform> Core<P> {
     }
 }
 
-/// A member that is busy so often is passed over.
+/// A member that is busy so often is passed over, when time is short.
 const BUSY_MAX: u32 = 8;
+/// How often a member that names an owner unknown here is asked again, for the view that is on its way.
+const VIEW_WAITS_MAX: u32 = 4;

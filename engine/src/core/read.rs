@@ -79,6 +79,8 @@ pub(super) struct Read<R> {
     admitted: bool,
     checksum_retries: u8,
     pub class: Class,
+    /// Where it waits.
+    lane: LaneOf,
     pub reach: Reach,
     pub reader: Reader<R>,
 }
@@ -142,6 +144,7 @@ impl<R> Read<R> {
             admitted: false,
             checksum_retries: 0,
             class: Class::Demand,
+            lane: LaneOf::Front,
             reach: Reach::READER,
             reader,
         }
@@ -150,7 +153,12 @@ impl<R> Read<R> {
     /// Bytes of the sub-blocks that must be in memory together for this read to be answered.
     fn footprint_bytes(&self) -> usize {
         let sub_bytes = SUB_BLOCK_BYTES as u64;
-        let subs = self.end().div_ceil(sub_bytes) - self.offset / sub_bytes;
+        // A warm-up has all that it wants on its way at a time.
+        let end = match self.reader {
+            Reader::Job(_) => self.offset + u64::from(self.want_bytes.max(self.len_bytes)),
+            Reader::Front(_) | Reader::Peer(_) => self.end(),
+        };
+        let subs = end.div_ceil(sub_bytes) - self.offset / sub_bytes;
         subs as usize * SUB_BLOCK_BYTES
     }
 
@@ -220,7 +228,7 @@ impl<P: Platform> Core<P> {
     pub(super) fn advance(&mut self, now: Time, mut read: Read<P::Reply>) {
         loop {
             match self.look(&read) {
-                Look::Miss if read.reach == Reach::Here && !self.is_here(&read) => {
+                Look::Miss if read.reach == Reach::Here && !self.is_here(&read, true) => {
                     return self.decline(read);
                 }
                 Look::Miss => {
@@ -251,8 +259,19 @@ impl<P: Platform> Core<P> {
         if hit { Look::Hit } else { Look::Miss }
     }
 
-    /// Whether all of a read is here, or on its way from the disk or the origin.
-    fn is_here(&self, read: &Read<P::Reply>) -> bool {
+    /// Whether all of a read is in memory or on its way there.
+    fn is_coming(&self, read: &Read<P::Reply>) -> bool {
+        read.spans().all(|span| {
+            let needs = mask_of_bytes(span.bytes.start, span.bytes.end);
+            self.index.find(span.block).is_some_and(|key| {
+                let block = self.index.block(key);
+                (block.present | block.in_flight) & needs == needs
+            })
+        })
+    }
+
+    /// Whether all of a read is here: in memory or on disk, or, when `coming` counts, on its way from the origin.
+    fn is_here(&self, read: &Read<P::Reply>, coming: bool) -> bool {
         read.spans().all(|span| {
             let needs = mask_of_bytes(span.bytes.start, span.bytes.end);
             let block_bytes = read.object.block_len_bytes(span.block.index);
@@ -260,12 +279,13 @@ impl<P: Platform> Core<P> {
                 Some(_) => 0,
                 None => self.on_disk(span.block, block_bytes),
             };
-            let coming = self.index.find(span.block).map_or(0, |key| {
+            let in_memory = self.index.find(span.block).map_or(0, |key| {
                 let block = self.index.block(key);
-                let promised = block.fills.iter().filter(|filling| !filling.by.is_pull());
+                let promised = block.fills.iter();
+                let promised = promised.filter(|filling| coming && !filling.by.is_pull());
                 promised.fold(block.present, |mask, filling| mask | filling.brings)
             });
-            (on_disk | coming) & needs == needs
+            (on_disk | in_memory) & needs == needs
         })
     }
 
@@ -422,13 +442,16 @@ impl<P: Platform> Core<P> {
         }
         // From here on it waits for the index: waking it must not take buffers.
         read.route = Route::Memory;
-        let (footprint, lane_of) = (read.footprint_bytes(), read.reader.lane());
+        let lane_of = read.reader.lane(self.is_here(&read, false));
+        let footprint = read.footprint_bytes();
+        read.lane = lane_of;
         let share_bytes = lane_of.share_bytes(self.parts.arena.capacity_bytes());
         let lane = self.lanes.of(lane_of);
-        let fits = lane.waiting_room.is_empty() && lane.has_room_for(footprint, share_bytes);
+        let fits = !lane.has_line_for(read.class) && lane.has_room_for(footprint, share_bytes);
         if !read.admitted && !fits {
+            let class = read.class;
             let key = self.park(read);
-            return self.lanes.of(lane_of).waiting_room.push_back(key);
+            return self.lanes.of(lane_of).wait(key, class);
         }
         read.admitted = true;
         lane.admitted_bytes += footprint;
@@ -439,6 +462,11 @@ impl<P: Platform> Core<P> {
         read.waited = true;
         let tier = planned.tier().unwrap_or(Tier::Disk);
         read.tier = read.tier.max(tier);
+        if read.class != Class::Demand && !self.is_coming(&read) {
+            // Dropped for want of room: nobody is to wait for it.
+            self.lanes.of(lane_of).admitted_bytes -= footprint;
+            return self.refuse(read, ReadError::Deadline);
+        }
         let spans = read.spans();
         let key = self.park(read);
         for span in spans {
@@ -464,13 +492,13 @@ impl<P: Platform> Core<P> {
 
     fn admit_lane(&mut self, now: Time, lane_of: LaneOf) {
         let share_bytes = lane_of.share_bytes(self.parts.arena.capacity_bytes());
-        while let Some(key) = self.lanes.of(lane_of).waiting_room.pop_front() {
+        while let Some(key) = self.lanes.of(lane_of).next() {
             let Some(read) = self.reads.get(key.slot).filter(|read| read.id == key.id) else {
                 continue;
             };
             let lane = self.lanes.of(lane_of);
             if !lane.has_room_for(read.footprint_bytes(), share_bytes) {
-                return lane.waiting_room.push_front(key);
+                return lane.put_back(key, read.class);
             }
             if let Some(mut read) = self.unpark(key, None) {
                 read.admitted = true;
@@ -541,7 +569,7 @@ impl<P: Platform> Core<P> {
         if !read.admitted {
             return Some(read);
         }
-        self.lanes.of(read.reader.lane()).admitted_bytes -= read.footprint_bytes();
+        self.lanes.of(read.lane).admitted_bytes -= read.footprint_bytes();
         for span in read.spans() {
             if let Some(block) = self.index.find(span.block)
                 && Some(block) != except

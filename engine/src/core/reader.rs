@@ -6,7 +6,8 @@ use super::jobs::JobKey;
 use super::read::ReadKey;
 use super::serve::PeerReader;
 use crate::client::{Answer, Reply};
-use crate::limits::{JOB_ARENA_SHARE, SERVE_ARENA_SHARE};
+use crate::limits::{HERE_ARENA_SHARE, SERVE_ARENA_SHARE};
+use crate::ports::Class;
 
 /// Whom a read is for.
 #[derive(Debug)]
@@ -37,12 +38,18 @@ impl<R> Reader<R> {
         matches!(self, Reader::Peer(peer) if !peer.verify)
     }
 
-    /// The lane that it waits in.
-    pub fn lane(&self) -> LaneOf {
-        match self {
-            Reader::Front(_) => LaneOf::Front,
-            Reader::Peer(_) => LaneOf::Peer,
-            Reader::Job(_) => LaneOf::Job,
+    pub fn is_front(&self) -> bool {
+        matches!(self, Reader::Front(_))
+    }
+
+    /// The lane that it waits in, for bytes that are on this node or not.
+    pub fn lane(&self, is_here: bool) -> LaneOf {
+        match (self, is_here) {
+            (Reader::Front(_), true) => LaneOf::FrontHere,
+            (Reader::Front(_), false) => LaneOf::Front,
+            (Reader::Peer(_), true) => LaneOf::PeerHere,
+            (Reader::Peer(_), false) => LaneOf::Peer,
+            (Reader::Job(_), _) => LaneOf::Job,
         }
     }
 
@@ -54,20 +61,30 @@ impl<R> Reader<R> {
 /// Who waits together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LaneOf {
+    /// This node's readers of what is on its disks: they do not wait for an origin that does not answer.
+    FrontHere,
     Front,
+    PeerHere,
     Peer,
     Job,
 }
 
 impl LaneOf {
-    pub const ALL: [Self; 3] = [Self::Front, Self::Peer, Self::Job];
+    pub const ALL: [Self; 5] = [
+        Self::FrontHere,
+        Self::Front,
+        Self::PeerHere,
+        Self::Peer,
+        Self::Job,
+    ];
 
     /// How much of an arena the reads of this lane may wait for together.
     pub fn share_bytes(self, arena_bytes: usize) -> usize {
         match self {
             LaneOf::Front => arena_bytes / 2,
+            LaneOf::FrontHere | LaneOf::Job => arena_bytes / HERE_ARENA_SHARE,
             LaneOf::Peer => arena_bytes / SERVE_ARENA_SHARE,
-            LaneOf::Job => arena_bytes / JOB_ARENA_SHARE,
+            LaneOf::PeerHere => arena_bytes / HERE_ARENA_SHARE / 2,
         }
     }
 }
@@ -77,14 +94,16 @@ impl LaneOf {
 pub(super) struct Lane {
     /// Bytes that they need in memory, of those that fetch.
     pub admitted_bytes: usize,
-    /// Those for whose bytes there is no room yet, in the order of their coming.
-    pub waiting_room: VecDeque<ReadKey>,
+    /// Those for whose bytes there is no room yet, in the order of their coming: someone waits for these,
+    urgent: VecDeque<ReadKey>,
+    /// and for these not yet.
+    others: VecDeque<ReadKey>,
 }
 
 /// This node's readers, peers, warm-ups. None waits for the other's room: else two members whose readers
 /// wait for each other would wait for ever.
 #[derive(Debug, Default)]
-pub(super) struct Lanes([Lane; 3]);
+pub(super) struct Lanes([Lane; 5]);
 
 impl Lanes {
     pub fn of(&mut self, lane: LaneOf) -> &mut Lane {
@@ -93,7 +112,7 @@ impl Lanes {
 
     /// Whether someone waits for room where there is nothing to wait for.
     pub fn may_admit(&self) -> bool {
-        let idle = |lane: &Lane| lane.admitted_bytes == 0 && !lane.waiting_room.is_empty();
+        let idle = |lane: &Lane| lane.admitted_bytes == 0 && lane.someone_waits();
         self.0.iter().any(idle)
     }
 }
@@ -105,11 +124,43 @@ impl Lanes {
     }
 
     pub fn someone_waits(&self) -> bool {
-        self.0.iter().any(|lane| !lane.waiting_room.is_empty())
+        self.0.iter().any(Lane::someone_waits)
     }
 }
 
 impl Lane {
+    fn someone_waits(&self) -> bool {
+        !self.urgent.is_empty() || !self.others.is_empty()
+    }
+
+    /// Whether a newcomer has to stand behind someone.
+    pub fn has_line_for(&self, class: Class) -> bool {
+        match class {
+            Class::Demand => !self.urgent.is_empty(),
+            Class::Prefetch | Class::WarmUp => self.someone_waits(),
+        }
+    }
+
+    /// To the end of its line.
+    pub fn wait(&mut self, key: ReadKey, class: Class) {
+        match class {
+            Class::Demand => self.urgent.push_back(key),
+            Class::Prefetch | Class::WarmUp => self.others.push_back(key),
+        }
+    }
+
+    /// Who is next; [`Lane::put_back`] if there is no room.
+    pub fn next(&mut self) -> Option<ReadKey> {
+        self.urgent.pop_front().or_else(|| self.others.pop_front())
+    }
+
+    pub fn put_back(&mut self, key: ReadKey, class: Class) {
+        match class {
+            Class::Demand => self.urgent.push_front(key),
+            Class::Prefetch | Class::WarmUp => self.others.push_front(key),
+        }
+    }
+
     /// Readers whose bytes do not fit together would evict each other's for ever: only as many fetch at a
     /// time as fit `share_bytes`, the rest wait in the order of their coming.
     pub fn has_room_for(&self, footprint_bytes: usize, share_bytes: usize) -> bool {

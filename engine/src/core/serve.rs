@@ -4,7 +4,7 @@
 //! flight. How far it may go for what is not here depends on what this node is for the stripe
 //! (`docs/decisions/0020-placement.md`); what it may not bring it declines.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::group::Reach;
@@ -19,11 +19,11 @@ use crate::errors::ReadError;
 use crate::identity::{ObjectId, ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, NAMES_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX,
-    SERVE_ARENA_SHARE,
+    SERVE_ARENA_SHARE, SUB_BLOCK_BYTES,
 };
 use crate::ports::{
-    FetchStatus, Full, Payload, PeerAsk, PeerFailure, PeerFetch, Platform, RequestHandle, Time,
-    Transport, TransportEvent, TransportOp,
+    Class, FetchStatus, Full, Payload, PeerAsk, PeerFailure, PeerFetch, PeerId, Platform,
+    RequestHandle, Time, Transport, TransportEvent, TransportOp,
 };
 use crate::wire::call::{Call, CallAnswer};
 
@@ -31,6 +31,7 @@ use crate::wire::call::{Call, CallAnswer};
 #[derive(Debug)]
 pub(super) struct PeerReader {
     handle: RequestHandle,
+    peer: PeerId,
     /// What it is told when the bytes are not here and this node is not to bring them.
     otherwise: FetchStatus,
     /// Check the bytes before they leave.
@@ -41,6 +42,7 @@ pub(super) struct PeerReader {
 #[derive(Debug)]
 struct Asked {
     handle: RequestHandle,
+    peer: PeerId,
     fetch: PeerFetch,
     deadline: Time,
 }
@@ -49,17 +51,63 @@ struct Asked {
 #[derive(Debug, Default)]
 pub(super) struct Serving {
     names: Names,
-    line: VecDeque<Asked>,
+    /// Someone waits for these,
+    urgent: VecDeque<Asked>,
+    /// and for these not yet.
+    others: VecDeque<Asked>,
+    /// Reads for peers.
+    reads: usize,
     /// Answers that the transport had no room for.
     answers: VecDeque<TransportOp>,
-    /// Bytes in answers that have not left yet.
+    /// Buffers in answers that have not left yet, by answer and by peer.
+    lent: StableMap<u64, (PeerId, usize)>,
+    lent_to: BTreeMap<PeerId, usize>,
     lent_bytes: usize,
 }
 
 impl Serving {
     /// Whether requests wait to be looked at.
     pub fn are_queued(&self) -> bool {
-        !self.line.is_empty()
+        !self.urgent.is_empty() || !self.others.is_empty()
+    }
+
+    fn lend(&mut self, handle: RequestHandle, peer: PeerId, payload: &Payload) {
+        let parts = payload.parts.iter();
+        let bytes: usize = parts.map(|part| part.footprint_bytes()).sum();
+        self.lent.insert(handle.0, (peer, bytes));
+        self.lent_bytes += bytes;
+        *self.lent_to.entry(peer).or_default() += bytes;
+    }
+
+    fn back(&mut self, handle: RequestHandle) {
+        let Some((peer, bytes)) = self.lent.remove(&handle.0) else {
+            return;
+        };
+        self.lent_bytes -= bytes;
+        if let Some(lent) = self.lent_to.get_mut(&peer) {
+            *lent -= bytes;
+            if *lent == 0 {
+                self.lent_to.remove(&peer);
+            }
+        }
+    }
+
+    /// The next request that may be looked at: of a peer that has taken what it was given.
+    fn next(&mut self, lent_max: usize) -> Option<Asked> {
+        if self.lent_bytes > lent_max {
+            return None;
+        }
+        let lent_to = &self.lent_to;
+        let may = |asked: &Asked| {
+            let lent = lent_to.get(&asked.peer).copied().unwrap_or(0);
+            lent <= lent_max / LENT_PEER_SHARE
+        };
+        for line in [&mut self.urgent, &mut self.others] {
+            if let Some(at) = line.iter().take(LINE_LOOKS_MAX).position(may) {
+                return line.remove(at);
+            }
+        }
+        None
     }
 
     /// Whether nothing is lent.
@@ -119,7 +167,7 @@ impl<P: Platform> Core<P> {
                     }
                     Some(Tagged::Describe(key)) => {
                         drop(lease);
-                        self.described(now, key, result == Ok(FetchStatus::Bytes));
+                        self.described(now, key, result);
                     }
                     Some(Tagged::Question(key, peer)) => {
                         let bytes = lease.bytes().get(..len_bytes as usize).unwrap_or_default();
@@ -130,30 +178,39 @@ impl<P: Platform> Core<P> {
                         };
                         self.owner_told(now, key, peer, outcome);
                     }
-                    Some(Tagged::Job(key)) => {
+                    Some(Tagged::Job(key, tag)) => {
                         let bytes = lease.bytes().get(..len_bytes as usize);
-                        self.job_told(key, bytes.filter(|_| result == Ok(FetchStatus::Bytes)));
+                        self.job_told(key, tag, bytes.filter(|_| result == Ok(FetchStatus::Bytes)));
                     }
                     _ => debug_assert!(false, "{tag:?} is nobody's"),
                 },
                 TransportEvent::Request {
                     handle,
-                    peer: _,
+                    peer,
                     ask,
                     deadline,
                 } => match ask {
-                    PeerAsk::Fetch(fetch) => self.serving.line.push_back(Asked {
-                        handle,
-                        fetch,
-                        deadline,
-                    }),
+                    PeerAsk::Fetch(fetch) => {
+                        let line = match fetch.class {
+                            Class::Demand => &mut self.serving.urgent,
+                            Class::Prefetch | Class::WarmUp => &mut self.serving.others,
+                        };
+                        // The asker is to hear of it before it gives up: it would take silence for death.
+                        let deadline = now + deadline.since(now) / 8 * 7;
+                        line.push_back(Asked {
+                            handle,
+                            peer,
+                            fetch,
+                            deadline,
+                        });
+                    }
                     PeerAsk::Call { body, room_bytes } => {
                         self.take_call(now, (handle, room_bytes), deadline, &body);
                     }
                 },
-                TransportEvent::Answered { payload, .. } => {
-                    let len_bytes = payload.map_or(0, |payload| payload.len_bytes());
-                    self.serving.lent_bytes -= len_bytes;
+                TransportEvent::Answered { handle, payload } => {
+                    drop(payload);
+                    self.serving.back(handle);
                 }
             }
             self.serve_line(now);
@@ -161,12 +218,12 @@ impl<P: Platform> Core<P> {
         budget > 0
     }
 
-    /// Accepts requests as far as what is lent to peers leaves room.
+    /// Accepts requests as far as what is lent to peers leaves room, once it is known what the disks hold.
     fn serve_line(&mut self, now: Time) {
         let lent_max = self.parts.arena.capacity_bytes() / SERVE_ARENA_SHARE;
-        while self.serving.lent_bytes <= lent_max
+        while !self.holds_reads(now)
             && self.serve_ceiling.is_free(now)
-            && let Some(asked) = self.serving.line.pop_front()
+            && let Some(asked) = self.serving.next(lent_max)
         {
             self.accept_fetch(now, asked);
         }
@@ -175,6 +232,7 @@ impl<P: Platform> Core<P> {
     fn accept_fetch(&mut self, now: Time, asked: Asked) {
         let Asked {
             handle,
+            peer,
             fetch,
             deadline,
         } = asked;
@@ -189,8 +247,7 @@ impl<P: Platform> Core<P> {
             Some(FetchStatus::Failed(PeerFailure::Deadline))
         } else if slot.core(self.config.cores) != self.config.core
             || owner.is_none()
-            || self.reads.len() >= READS_PER_CORE_MAX
-            || self.holds_reads(now)
+            || self.serving.reads >= READS_PER_CORE_MAX / 2
         {
             Some(FetchStatus::Busy)
         } else {
@@ -210,13 +267,19 @@ impl<P: Platform> Core<P> {
             }
         };
         let object = self.serving.names.version(&fetch);
+        if object.size_bytes != fetch.size_bytes {
+            let status = FetchStatus::Failed(PeerFailure::Invalid);
+            return self.answer_peer(handle, status, None);
+        }
         // Without its name nothing can be brought; what is here can be given.
         let reach = match object.is_named() {
             true => reach,
             false => Reach::Here,
         };
+        self.serving.reads += 1;
         let reader = PeerReader {
             handle,
+            peer,
             otherwise,
             verify: fetch.verify,
         };
@@ -230,7 +293,7 @@ impl<P: Platform> Core<P> {
         let Reader::Peer(peer) = &read.reader else {
             return;
         };
-        let handle = peer.handle;
+        let (handle, peer) = (peer.handle, peer.peer);
         let block = read.object.block(read.offset);
         let start = read.offset_in_block();
         let end = start + read.len_bytes as usize;
@@ -249,6 +312,8 @@ impl<P: Platform> Core<P> {
             debug_assert!(false, "a read that hit has bytes");
             return self.refuse(read, ReadError::Invalid);
         }
+        self.serving.reads -= 1;
+        self.serving.lend(handle, peer, &payload);
         self.stats.serves += 1;
         self.serve_ceiling
             .spend(self.now, u64::from(read.len_bytes));
@@ -260,6 +325,7 @@ impl<P: Platform> Core<P> {
     pub(super) fn decline(&mut self, read: Read<P::Reply>) {
         match read.reader {
             Reader::Peer(peer) => {
+                self.serving.reads -= 1;
                 self.stats.serves_declined += 1;
                 self.answer_peer(peer.handle, peer.otherwise, None);
             }
@@ -269,6 +335,7 @@ impl<P: Platform> Core<P> {
 
     /// Tells a peer why it gets no bytes.
     pub(super) fn refuse_peer(&mut self, peer: PeerReader, error: &ReadError) {
+        self.serving.reads -= 1;
         self.stats.serve_errors += 1;
         let failure = PeerFailure::of(error);
         self.answer_peer(peer.handle, FetchStatus::Failed(failure), None);
@@ -280,7 +347,6 @@ impl<P: Platform> Core<P> {
         status: FetchStatus,
         payload: Option<Payload>,
     ) {
-        self.serving.lent_bytes += payload.as_ref().map_or(0, Payload::len_bytes);
         self.serving.answers.push_back(TransportOp::Answer {
             handle,
             status,
@@ -377,6 +443,11 @@ impl<P: Platform> Core<P> {
     }
 }
 
+/// One peer may have been lent at most one part in this many of what all may.
+const LENT_PEER_SHARE: usize = 2;
+/// So many of the requests in line are looked at for one whose peer has taken what it was given.
+const LINE_LOOKS_MAX: usize = 256;
+
 /// Whether a request names bytes that one answer can carry.
 fn is_sound(fetch: &PeerFetch) -> bool {
     let len = u64::from(fetch.len_bytes);
@@ -389,4 +460,7 @@ fn is_sound(fetch: &PeerFetch) -> bool {
         && (1..=CHUNK_BYTES as u64).contains(&len)
         && end <= block_end.min(fetch.size_bytes)
         && (len.is_multiple_of(PAGE_BYTES as u64) || end == fetch.size_bytes)
+        // In pieces of a sub-block it must not be more than one answer has parts.
+        && (fetch.offset.is_multiple_of(SUB_BLOCK_BYTES as u64)
+            || len <= (CHUNK_BYTES - SUB_BLOCK_BYTES) as u64)
 }

@@ -8,22 +8,19 @@ use super::super::index::{Promise, mask};
 use super::super::plan::{Ask, next_piece, place};
 use super::{Fill, FillKey, Part, State};
 use crate::limits::{CHUNK_BYTES, FILLS_PER_CORE_MAX, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK};
-use crate::ports::{Class, Platform, Time};
+use crate::ports::{Class, Platform};
 use crate::stats::Reason;
 
 impl<P: Platform> Core<P> {
     /// Someone else needs what a fill brings.
-    pub(in crate::core) fn join_fill(
-        &mut self,
-        key: FillKey,
-        class: Class,
-        deadline: Time,
-    ) -> bool {
+    pub(in crate::core) fn join_fill(&mut self, key: FillKey, ask: &Ask<'_>) -> bool {
         let Some(fill) = self.fills.get(key) else {
             return false;
         };
-        fill.deadline = fill.deadline.max(deadline);
-        if class == Class::Demand && fill.class != Class::Demand {
+        fill.deadline = fill.deadline.max(ask.deadline);
+        // A peer does not wait for buffers that only this node's readers may take.
+        fill.for_peer |= ask.for_peer;
+        if ask.class == Class::Demand && fill.class != Class::Demand {
             fill.class = Class::Demand;
             if matches!(fill.state, State::Queued) {
                 self.fills.demand.push_back(key);

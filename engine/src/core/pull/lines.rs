@@ -42,6 +42,9 @@ pub(super) struct Pull {
     pub for_peer: bool,
     pub lost: Option<Reason>,
     pub route: Route,
+    /// The view that the route was made from, and whether for a peer that was passed on.
+    pub view: u64,
+    pub forwarded: bool,
     pub redirected: bool,
     pub named: u8,
     /// A member that should have had the bytes did not answer.
@@ -82,11 +85,21 @@ pub(in crate::core) struct Pulls {
     pub prefetches_running: usize,
     /// Set when a line may move: nothing is tried while every peer is full.
     pub may_start: bool,
+    /// What waits for room at peers looks again then: room may come without news.
+    pub retry_at: Time,
 }
 
 impl Pulls {
     pub fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// When what is queued looks again.
+    pub fn wake_at(&self) -> Time {
+        match self.are_queued() {
+            true => self.retry_at,
+            false => Time::NEVER,
+        }
     }
 
     /// Whether something waits to be started.

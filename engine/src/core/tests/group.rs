@@ -24,16 +24,16 @@ pub(super) fn everyone() -> Arc<Placement> {
 }
 
 /// What a fetch at a peer was, with what answers it.
-struct Asked {
-    to: PeerId,
-    request: PeerFetch,
+pub(super) struct Asked {
+    pub to: PeerId,
+    pub request: PeerFetch,
     tag: FetchTag,
     lease: Lease,
-    deadline: Time,
+    pub deadline: Time,
 }
 
 impl Bench {
-    fn grouped(view: Arc<Placement>) -> Self {
+    pub(super) fn grouped(view: Arc<Placement>) -> Self {
         let mut bench = Self::new(64 * MIB, 1 << 30);
         bench.view(view);
         bench
@@ -54,7 +54,7 @@ impl Bench {
         stripes.find(is_his).expect("he has one of 64")
     }
 
-    fn asked(&self) -> Asked {
+    pub(super) fn asked(&self) -> Asked {
         match self.transport.0.borrow_mut().ops.pop_front() {
             Some(TransportOp::Fetch {
                 tag,
@@ -78,7 +78,7 @@ impl Bench {
         assert!(script.ops.is_empty(), "{:?}", script.ops);
     }
 
-    fn give(&mut self, asked: Asked, spoil: bool) {
+    pub(super) fn give(&mut self, asked: Asked, spoil: bool) {
         let Asked { request, lease, .. } = asked;
         let mut lease = filled(lease, request.offset);
         let block = self.object.block(request.offset);
@@ -90,7 +90,7 @@ impl Bench {
         self.end(asked.tag, lease, Ok(FetchStatus::Bytes), checksums.to_vec());
     }
 
-    fn refuse(&mut self, asked: Asked, result: Result<FetchStatus, TransportError>) {
+    pub(super) fn refuse(&mut self, asked: Asked, result: Result<FetchStatus, TransportError>) {
         self.end(asked.tag, asked.lease, result, Vec::new());
     }
 
@@ -117,7 +117,7 @@ impl Bench {
     }
 
     /// A peer asks; its handle is `handle`.
-    fn ask(&mut self, handle: u64, request: PeerFetch) {
+    pub(super) fn ask(&mut self, handle: u64, request: PeerFetch) {
         let event = TransportEvent::Request {
             handle: RequestHandle(handle),
             peer: OTHERS[0],
@@ -128,7 +128,7 @@ impl Bench {
         self.turn();
     }
 
-    fn request(&self, offset: u64, len: u64) -> PeerFetch {
+    pub(super) fn request(&self, offset: u64, len: u64) -> PeerFetch {
         PeerFetch {
             object: self.object.id,
             size_bytes: self.object.size_bytes,
@@ -143,7 +143,7 @@ impl Bench {
         }
     }
 
-    fn describe(&mut self) {
+    pub(super) fn describe(&mut self) {
         let event = TransportEvent::Request {
             handle: RequestHandle(1 << 40),
             peer: OTHERS[0],
@@ -183,7 +183,7 @@ impl Bench {
         (handle.0, status, bytes)
     }
 
-    fn nothing_told(&self) {
+    pub(super) fn nothing_told(&self) {
         self.nobody_asked();
     }
 }
@@ -335,6 +335,29 @@ fn a_name_is_told_when_it_is_asked_for() {
     let asked = bench.asked();
     bench.give(asked, false);
     expect_bytes(&outcome, at, 4096);
+}
+
+#[test]
+fn an_owner_too_busy_to_learn_a_name_has_answered_and_is_asked_again() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let at = bench.stripe_of(&view, OTHERS[0], 0);
+    let outcome = bench.read(at, 4096, 0);
+    bench.turn();
+    let asked = bench.asked();
+    bench.refuse(asked, Ok(FetchStatus::NeedName));
+    let op = bench.transport.0.borrow_mut().ops.pop_front();
+    let Some(TransportOp::Call { tag, lease, .. }) = op else {
+        panic!("a description is expected, not {op:?}")
+    };
+    bench.end(tag, lease, Ok(FetchStatus::Busy), Vec::new());
+    bench.nobody_asked();
+    bench.pass(Duration::from_secs(2));
+    let asked = bench.asked();
+    assert_eq!(asked.to, OTHERS[0]);
+    bench.give(asked, false);
+    expect_bytes(&outcome, at, 4096);
+    assert_eq!(bench.core.stats().peer_failures, 0);
 }
 
 #[test]

@@ -195,7 +195,7 @@ fn what_is_evicted_is_gone_here_and_at_every_member() {
     assert_eq!(bench.call_told(), CallAnswer::Cached { bytes: MIB });
     let at = bench.stripe_of(&everyone(), ME, 0);
     let told = bench.range(RangeWork::Evict, at, STRIPE);
-    for other in OTHERS {
+    for other in OTHERS.into_iter().rev() {
         let op = bench.transport.0.borrow_mut().ops.pop_front();
         let Some(TransportOp::Call {
             tag, to, mut lease, ..

@@ -3,6 +3,7 @@
 mod disk;
 mod disk_faults;
 mod group;
+mod group_faults;
 mod jobs;
 mod mem_device;
 mod memory;
