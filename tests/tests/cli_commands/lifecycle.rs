@@ -322,7 +322,7 @@ fn a_signal_ends_a_mount_that_still_waits_for_its_origin() {
         running.signal(signal);
         running
             .wait(Duration::from_secs(3))
-            .failed(&["before the mount answered"]);
+            .failed(&["before the start was over"]);
         place.assert_clean(&path);
     }
 }
