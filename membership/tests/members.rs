@@ -265,6 +265,26 @@ async fn weights_and_usage_are_told(a: &Member, c: &Member) {
 }
 
 #[tokio::test]
+async fn a_group_whose_news_need_several_datagrams_comes_together() {
+    const MEMBERS: usize = 26;
+    let first = Member::join("g", "n0", Some(SECRET), &[]).await;
+    let mut members = vec![];
+    for n in 1..MEMBERS {
+        members.push(Member::join("g", &format!("n{n}"), Some(SECRET), &[first.address]).await);
+    }
+    members.push(first);
+    let all = (0..MEMBERS)
+        .map(|n| format!("n{n}"))
+        .collect::<Vec<_>>()
+        .join(" ");
+    for member in &members {
+        until(|| member.view(), &all, 30).await;
+        let dropped = member.group.status().dropped;
+        assert!(dropped.iter().all(|(_, count)| *count == 0), "{dropped:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_killed_member_leaves_after_ten_seconds() {
     let a = Member::join("g", "a", Some(SECRET), &[]).await;
     let b = Process::start("b", a.address);
