@@ -216,7 +216,7 @@ impl<P: Platform> Core<P> {
 
     /// Leases for the first parts of a fill, as many as there is room for.
     fn lease_parts(&mut self, key: FillKey) -> Vec<Lease> {
-        let mut leases = Vec::new();
+        let mut leases: Vec<Lease> = Vec::new();
         loop {
             let Some(fill) = self.fills.get(key) else {
                 return leases;
@@ -229,6 +229,13 @@ impl<P: Platform> Core<P> {
             let Some(part) = fill.parts.get(leases.len()) else {
                 return leases;
             };
+            let leased_bytes: usize = leases.iter().map(Lease::len).sum();
+            if fill.class != Class::Demand
+                && leased_bytes > 0
+                && leased_bytes + part.len_bytes > self.origin_ceiling.patient_bytes()
+            {
+                return leases;
+            }
             let (len_bytes, subs) = (part.len_bytes, part.subs);
             match self.lease(len_bytes, share) {
                 Ok(lease) => leases.push(lease),

@@ -53,7 +53,11 @@ impl<P: Platform> Core<P> {
             return;
         };
         let block = self.index.block(key);
-        let fills: Vec<Fill> = block.pieces().map(|piece| piece.fill(block.id)).collect();
+        // What a peer sent may not have been checked yet.
+        let right = block
+            .pieces()
+            .filter(|piece| piece.verify(block.seed, 0, piece.bytes.len()));
+        let fills: Vec<Fill> = right.map(|piece| piece.fill(block.id)).collect();
         for fill in fills {
             self.hand_over(now, fill);
         }

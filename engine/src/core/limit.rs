@@ -32,6 +32,12 @@ impl Ceiling {
         self.free_at
     }
 
+    /// The longest operation that keeps others from beginning for no more than a tenth of a second.
+    pub fn patient_bytes(&self) -> usize {
+        let tenth = self.bytes_per_s.map_or(u64::MAX, |rate| rate / 10);
+        usize::try_from(tenth).unwrap_or(usize::MAX)
+    }
+
     /// An operation of so many bytes begins.
     pub fn spend(&mut self, now: Time, bytes: u64) {
         if let Some(rate) = self.bytes_per_s {

@@ -141,35 +141,40 @@ impl<P: Platform> Core<P> {
             return;
         }
         self.pulls.retry_at = now + Duration::from_millis(PULL_RETRY_MS);
-        let peers: Vec<PeerCore> = self.pulls.lines.keys().copied().collect();
-        for to in peers {
-            while self.pull_ceiling.is_free(now)
-                && let Some(key) = self.pulls.next(to)
-            {
-                match self.start_pull(now, key, to) {
-                    Start::Started | Start::Stale => {}
-                    Start::PeerFull => {
-                        self.requeue_first(key, to);
-                        break;
-                    }
-                    Start::NoMemory => {
-                        let urgent = self
-                            .pulls
-                            .get(key)
-                            .is_some_and(|p| p.class == Class::Demand);
-                        if urgent {
-                            self.requeue_first(key, to);
-                            break;
-                        }
-                        self.stats.prefetch_dropped += 1;
-                        self.abandon_pull(key, &ReadError::Deadline);
-                    }
+        let mut peers: Vec<PeerCore> = self.pulls.lines.keys().copied().collect();
+        if !peers.is_empty() {
+            // Where there is not room for all, everyone begins at some time.
+            let first = self.turns as usize % peers.len();
+            peers.rotate_left(first);
+        }
+        // What someone waits for, at all peers, before what nobody does.
+        for urgent in [true, false] {
+            for to in &peers {
+                self.start_line(now, *to, urgent);
+            }
+        }
+    }
+
+    /// Starts what waits for one core of one peer, of one urgency.
+    fn start_line(&mut self, now: Time, to: PeerCore, urgent: bool) {
+        while self.pull_ceiling.is_free(now)
+            && let Some(key) = self.pulls.next(to, urgent)
+        {
+            match self.start_pull(now, key, to) {
+                Start::Started | Start::Stale => {}
+                Start::NoMemory if !urgent => {
+                    self.stats.prefetch_dropped += 1;
+                    self.abandon_pull(key, &ReadError::Deadline);
+                }
+                Start::PeerFull | Start::NoMemory => {
+                    self.requeue_first(key, to);
+                    break;
                 }
             }
-            let line = self.pulls.lines.get(&to);
-            if line.is_some_and(|line| line.demand.is_empty() && line.prefetch.is_empty()) {
-                self.pulls.lines.remove(&to);
-            }
+        }
+        let line = self.pulls.lines.get(&to);
+        if line.is_some_and(|line| line.demand.is_empty() && line.prefetch.is_empty()) {
+            self.pulls.lines.remove(&to);
         }
     }
 
@@ -196,7 +201,10 @@ impl<P: Platform> Core<P> {
             self.abandon_pull(key, &ReadError::Deadline);
             return Start::Stale;
         }
-        let Some(step) = pull.route.step().filter(|step| step.peer == to.peer) else {
+        let (step, slot) = (pull.route.step(), pull.placement_slot());
+        // Another view may name another core.
+        let still = step.filter(|step| self.group.core_of(step.peer, slot) == Some(to));
+        let Some(step) = still else {
             self.queue_pull(key);
             return Start::Stale;
         };
@@ -571,8 +579,11 @@ impl<P: Platform> Core<P> {
         let piece = Piece::unchecked(pull.first_sub, bytes, checksums.into(), self.turns);
         let block_bytes = pull.object.block_len_bytes(pull.at.index);
         // What goes to disk is checked here: its readers check what they read themselves.
-        let keeps = self.keeps(pull.placement_slot()) && piece.verify(seed, 0, piece.bytes.len());
-        let kept = keeps.then(|| self.to_keep(pull.at, &piece)).flatten();
+        let kept = match self.keeps(pull.placement_slot()) {
+            true => self.to_keep(pull.at, &piece),
+            false => None,
+        };
+        let kept = kept.filter(|_| piece.verify(seed, 0, piece.bytes.len()));
         self.index
             .install(pull.block, pull.first_sub, pull.subs, piece);
         self.wake_readers(now, pull.block, pull.mask());

@@ -124,11 +124,10 @@ impl Pulls {
         self.may_start = true;
     }
 
-    /// The next that is queued for `to` and still what its queue says.
-    pub fn next(&mut self, to: PeerCore) -> Option<PullKey> {
+    /// The next that is queued for `to`, of one urgency, and still what its queue says.
+    pub fn next(&mut self, to: PeerCore, urgent: bool) -> Option<PullKey> {
         let line = self.lines.get_mut(&to)?;
         loop {
-            let urgent = !line.demand.is_empty();
             let key = match urgent {
                 true => line.demand.pop_front(),
                 false if self.prefetches_running >= PREFETCH_PULLS_PER_CORE_MAX => None,
