@@ -11,6 +11,7 @@ use crate::cache::{CacheDir, CacheDirs, Name};
 use crate::host::{CoresArg, Poll};
 use crate::source::{ObjectUrl, Source};
 use crate::units::{Bytes, Share, parse_duration, parse_mode, parse_span};
+use crate::warm::report::{PARALLEL_DEFAULT, PARALLEL_MAX};
 
 mod group;
 
@@ -72,9 +73,55 @@ pub enum Command {
     Stats(StatsArgs),
     /// Writes an object to standard output, through the engine but without a mount.
     Cat(Box<CatArgs>),
+    /// Brings files of a mount into the cache; with a group, each part to the member that owns it.
+    Warmup(WarmupArgs),
+    /// Tells what of files is cached: a line each, `0 PATH` = full, `1` = partial, `2` = none. Fails unless all
+    /// of it is.
+    Check(PathArgs),
+    /// Drops what is cached of files, on every member of the group. Never data.
+    Evict(PathArgs),
     /// Looks at caches on disk, checks them, makes them.
     #[command(subcommand)]
     Cache(CacheCommand),
+}
+
+/// Files of mounts.
+#[derive(Clone, Debug, Args)]
+pub struct PathArgs {
+    /// Files and directories of mounts; of a directory all that is below it.
+    #[arg(value_name = "PATH", required_unless_present = "listfile")]
+    pub paths: Vec<PathBuf>,
+    /// Paths from a file, one each line; `-` is standard input.
+    #[arg(long, value_name = "FILE")]
+    pub listfile: Option<PathBuf>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `forebay warmup`.
+#[derive(Clone, Debug, Args)]
+#[command(mut_arg("paths", |arg| arg.required_unless_present_any(["listfile", "status", "stop"])))]
+pub struct WarmupArgs {
+    /// What to warm.
+    #[command(flatten)]
+    pub paths: PathArgs,
+    /// Parts of 16 MiB (or whole smaller files) under way at once, 1 to 512.
+    #[arg(short, long, env = "FOREBAY_PARALLEL", value_name = "N", default_value_t = PARALLEL_DEFAULT,
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(PARALLEL_MAX)))]
+    pub parallel: u32,
+    /// Print the job's ID and return; the mount's daemon goes on.
+    #[arg(long)]
+    pub background: bool,
+    /// Names and attributes only, no data.
+    #[arg(long)]
+    pub metadata_only: bool,
+    /// Tell how far a job is, or list those there are.
+    #[arg(long, value_name = "ID", num_args = 0..=1, conflicts_with_all = ["paths", "listfile", "background"])]
+    pub status: Option<Option<String>>,
+    /// Stop a job; what is cached stays.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["paths", "listfile", "background", "status"])]
+    pub stop: Option<String>,
 }
 
 /// Where the objects are.

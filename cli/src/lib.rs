@@ -9,6 +9,7 @@
 //! | [`commands`] | what the commands do |
 //! | [`group`] | this node in a cache group |
 //! | [`control`] | the control API of a mount: reports over a Unix socket |
+//! | [`warm`] | `warmup`, `check`, `evict`: jobs of a mount's daemon |
 //! | [`background`] | how `mount` goes to the background |
 //! | [`mounts`] | the kernel's mount table, unmounting, who uses a mount |
 //! | [`source`], [`units`] | URLs, sizes, durations and modes as people write them |
@@ -33,6 +34,7 @@ pub mod mounts;
 pub mod output;
 pub mod source;
 pub mod units;
+pub mod warm;
 
 use args::{Cli, Command};
 
@@ -59,6 +61,9 @@ pub fn run() -> ExitCode {
         Command::Status(args) => commands::status::run(args),
         Command::Stats(args) => commands::stats::run(args),
         Command::Cat(args) => commands::cat::run(args),
+        Command::Warmup(args) => commands::warmup::run(args),
+        Command::Check(args) => commands::check::run(args),
+        Command::Evict(args) => commands::evict::run(args),
         Command::Cache(command) => commands::cache::run(command),
     };
     match outcome {

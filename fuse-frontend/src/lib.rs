@@ -25,4 +25,4 @@ mod mount_point;
 pub use namespace::{Namespace, NamespaceStats};
 pub use options::MountOptions;
 pub use reply::{FuseReply, ReadReply};
-pub use session::{MountHandle, mount};
+pub use session::{KernelPages, MountHandle, mount};

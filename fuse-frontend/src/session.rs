@@ -13,12 +13,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::client::Client;
-use forebay_engine::identity::Bucket;
-use fuser::{Config, Session, SessionACL};
+use forebay_engine::identity::{Bucket, ObjectId};
+use fuser::{Config, INodeNo, Notifier, Session, SessionACL};
 use parking_lot::{Condvar, Mutex};
 
 use crate::mount_point::{self, DeviceNumber};
-use crate::namespace::Namespace;
+use crate::namespace::{Namespace, file_number};
 use crate::options::MountOptions;
 use crate::reply::{FuseReply, ReadReply};
 use filesystem::Shim;
@@ -61,6 +61,7 @@ pub fn mount<R: ReadReply + From<FuseReply>>(
         error
     };
     let session = Session::from_fd(shim, mounted.device, acl, config).map_err(unmount)?;
+    let pages = KernelPages(session.notifier());
     let ended = Arc::new(Ended::default());
     let note = ended.clone();
     std::thread::Builder::new()
@@ -72,6 +73,7 @@ pub fn mount<R: ReadReply + From<FuseReply>>(
         path,
         number,
         namespace,
+        pages,
         ended,
     })
 }
@@ -107,6 +109,19 @@ impl Ended {
     }
 }
 
+/// The kernel's page cache of a mount.
+#[derive(Clone, Debug)]
+pub struct KernelPages(Notifier);
+
+impl KernelPages {
+    /// Drops what the kernel keeps of an object's bytes. Waits for reads of them that are under way, so never call
+    /// it from a thread that answers them.
+    pub fn forget(&self, object: ObjectId) {
+        // An error says that the kernel does not know the file, and so keeps nothing of it.
+        let _ = self.0.inval_inode(INodeNo(file_number(object)), 0, 0);
+    }
+}
+
 /// A mount that is being served. Dropping it detaches the mount lazily.
 ///
 /// An orderly end: [`MountHandle::unmount`] (lazily when files are open), then
@@ -117,6 +132,7 @@ pub struct MountHandle<R> {
     path: PathBuf,
     number: DeviceNumber,
     namespace: Arc<Namespace<R>>,
+    pages: KernelPages,
     ended: Arc<Ended>,
 }
 
@@ -129,6 +145,11 @@ impl<R> MountHandle<R> {
     /// The tree behind the mount, for its counters.
     pub fn namespace(&self) -> &Arc<Namespace<R>> {
         &self.namespace
+    }
+
+    /// What the kernel keeps of the mount's files.
+    pub fn pages(&self) -> KernelPages {
+        self.pages.clone()
     }
 
     /// Waits until the session has ended: unmounted from here or from outside.

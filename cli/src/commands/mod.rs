@@ -2,7 +2,9 @@
 
 pub mod cache;
 pub mod cat;
+pub mod check;
 pub mod daemon;
+pub mod evict;
 pub mod mount;
 pub mod reports;
 pub mod serve;
@@ -10,6 +12,9 @@ pub mod stats;
 pub mod status;
 pub mod stop;
 pub mod umount;
+pub mod warmup;
+
+mod jobs;
 
 use std::path::Path;
 

@@ -29,6 +29,9 @@ use crate::host::EngineConfig;
 use crate::host::engine::CoreDeath;
 use crate::host::run::STOP_TIMEOUT;
 use crate::mounts::{self, Detach, PlaceState};
+use crate::warm::engine::MountEngine;
+use crate::warm::jobs::{Jobs, Mounted};
+use crate::warm::routes::routes;
 
 /// How long a new mount may take to answer its first request.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -130,7 +133,8 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
         };
         let reports = DaemonReports::start(fixed, &assembly, move || namespace_counts(&namespace));
         let _entered = runtime.enter();
-        let serving = control.serve(reports)?;
+        let jobs = jobs(&args.source.bucket, &place, &assembly, &handle);
+        let serving = control.serve_also(reports, routes(jobs))?;
         caller.ready()?;
         Ok(serving)
     });
@@ -143,6 +147,23 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome.and(stopped)
+}
+
+/// The jobs of the mount: warm-ups, checks, evictions.
+fn jobs(
+    bucket: &str,
+    place: &Path,
+    assembly: &Assembly<FuseReply>,
+    handle: &Arc<MountHandle<FuseReply>>,
+) -> Arc<Jobs> {
+    let pages = handle.pages();
+    Jobs::new(Mounted {
+        mount_point: place.display().to_string(),
+        engine: MountEngine::new(assembly.engine.client(), assembly.bucket(bucket)),
+        root: handle.namespace().root(),
+        namespace: handle.namespace().clone(),
+        forget_pages: Arc::new(move |object| pages.forget(object)),
+    })
 }
 
 /// Opens the cache on disk; a disk that hangs does not keep the mount from being given up.

@@ -93,13 +93,26 @@ impl ControlSocket {
         self,
         reports: Arc<dyn Reports>,
     ) -> Result<(SocketGuard, tokio::task::JoinHandle<()>)> {
+        self.serve_also(reports, Router::new())
+    }
+
+    /// Like [`ControlSocket::serve`], with further routes.
+    ///
+    /// # Errors
+    /// When tokio cannot watch the socket.
+    pub fn serve_also(
+        self,
+        reports: Arc<dyn Reports>,
+        more: Router,
+    ) -> Result<(SocketGuard, tokio::task::JoinHandle<()>)> {
         let guard = self.guard;
         let listener =
             UnixListener::from_std(self.listener).context("cannot watch the control socket")?;
         let router = Router::new()
             .route("/status", get(status))
             .route("/stats", get(stats))
-            .with_state(reports);
+            .with_state(reports)
+            .merge(more);
         let task = tokio::spawn(async move {
             if let Err(error) = axum::serve(listener, router).await {
                 tracing::error!("the control socket ended: {error}");

@@ -34,7 +34,7 @@ pub(super) fn directory_number(prefix: &str) -> u64 {
 }
 
 /// The number of an object version, unless another inode has taken it.
-pub(super) fn file_number(id: ObjectId) -> u64 {
+pub(crate) fn file_number(id: ObjectId) -> u64 {
     legal((id.0 ^ (id.0 >> 64)) as u64)
 }
 

@@ -42,9 +42,10 @@ use slab::Slab;
 
 pub use attributes::BLKSIZE_BYTES;
 pub use directory::DirSink;
+pub(crate) use inodes::file_number;
 pub use inodes::{FileVersion, ROOT};
 pub use listing::{Kind, Listed};
-pub use names::{LeftOut, LeftOutCounters};
+pub use names::{LeftOut, LeftOutCounters, check as check_name};
 
 use crate::options::MountOptions;
 use crate::read_ahead::Budget;
@@ -144,6 +145,7 @@ pub struct Namespace<R> {
     files: RwLock<Slab<Arc<OpenFile>>>,
     directories: Mutex<HashMap<u64, Arc<Directory>>>,
     next_directory: AtomicU64,
+    root: Arc<str>,
     budget: Arc<Budget>,
     helper: Helper,
     left_out: LeftOutCounters,
@@ -171,7 +173,8 @@ impl<R: ReadReply> Namespace<R> {
             attr_ttl: options.attr_ttl,
             entry_ttl: options.entry_ttl,
             negative_ttl: options.negative_ttl,
-            inodes: Mutex::new(InodeTable::new(root)),
+            inodes: Mutex::new(InodeTable::new(root.clone())),
+            root,
             known: Mutex::new(KnownNames::new(options.attr_ttl, options.negative_ttl)),
             files: RwLock::new(Slab::new()),
             directories: Mutex::new(HashMap::new()),
@@ -207,6 +210,18 @@ impl<R: ReadReply> Namespace<R> {
                 .map(|kind| (kind, self.left_out.get(kind)))
                 .to_vec(),
         }
+    }
+
+    /// What all keys of the tree begin with: empty, or ending in a slash.
+    pub fn root(&self) -> Arc<str> {
+        self.root.clone()
+    }
+
+    /// Remembers what the origin said of `key` (no slash at its end) when it was asked at `asked`, as listings and
+    /// lookups do.
+    pub fn learn(&self, key: Arc<str>, kind: Kind, asked: Time) {
+        let known = Known::Present(kind);
+        self.known.lock().insert(key, asked, known);
     }
 
     /// Counts of the keys that are not shown.

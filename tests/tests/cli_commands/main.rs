@@ -8,3 +8,4 @@ mod lifecycle;
 mod readers;
 mod reports;
 mod support;
+mod warmup;
