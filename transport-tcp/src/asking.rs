@@ -35,6 +35,8 @@ pub(crate) struct Asking {
     /// Links that wait for the end of a pause with something to ask.
     redials: BTreeSet<(Time, usize)>,
     sweep_at: Time,
+    /// Connections that are there.
+    up: usize,
 }
 
 /// Slots of a tag: the low bits say where, the others which of those that were there.
@@ -53,7 +55,13 @@ impl Asking {
             deadlines: BTreeSet::new(),
             redials: BTreeSet::new(),
             sweep_at: Time::NEVER,
+            up: 0,
         }
+    }
+
+    /// Whether no connection is there.
+    pub fn is_empty(&self) -> bool {
+        self.up == 0
     }
 
     pub fn socket(&mut self, at: usize) -> Option<&mut Socket> {
@@ -189,6 +197,7 @@ impl Asking {
             });
         match connected {
             Ok((socket, credit_bytes)) => {
+                self.up += 1;
                 let link = &mut self.links[at];
                 link.record.set(LinkState::Up, None);
                 link.state = State::Up(Box::new(Up {
@@ -216,6 +225,7 @@ impl Asking {
         why: Option<String>,
     ) {
         let link = &mut self.links[at];
+        self.up -= usize::from(matches!(link.state, State::Up(_)));
         let answered = matches!(&link.state, State::Up(up) if up.answered);
         if answered {
             link.failures = 0;

@@ -81,6 +81,10 @@ impl Serving {
         }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.guests.is_empty()
+    }
+
     pub fn len(&self) -> usize {
         self.guests.len()
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::limits::{CHUNK_BYTES, PEER_CREDIT_BYTES_MIN};
 use forebay_engine::placement::View;
-use forebay_engine::ports::{FetchStatus, PeerId, TransportError};
+use forebay_engine::ports::{Class, FetchStatus, PeerFetch, PeerId, TransportError};
 use forebay_engine::wire::header::{ANSWER_BYTES, Answer, Ask, REQUEST_BYTES, Request};
 use forebay_tests::peer::content;
 
@@ -219,6 +219,51 @@ fn a_slow_receiver_holds_up_nobody() {
         let mut bytes = vec![0; 2 * (ANSWER_BYTES + 256 * 4 + CHUNK_BYTES)];
         slow.read_exact(&mut bytes).unwrap();
     });
+}
+
+/// Answers to a reader leave before those to a warm-up that were ready earlier, but for what the socket holds.
+#[test]
+fn demand_overtakes_warm_up() {
+    let mut two = Node::new(2);
+    let mut stream = raw::connect(two.endpoint.addresses()[0]);
+    raw::dial(&mut stream, &raw::hello(1, 2, false), None).unwrap();
+    let warm = PeerFetch {
+        class: Class::WarmUp,
+        ..request(CHUNK_BYTES)
+    };
+    let ask = |tag, fetch| Request {
+        tag,
+        remaining_us: 1_000_000,
+        ask: Ask::Fetch(fetch),
+    };
+    for tag in 0..15 {
+        stream.write_all(&ask(tag, warm).encode()).unwrap();
+    }
+    let mut server = server();
+    while server.served < 15 {
+        server.turn(&mut two.transport);
+    }
+    stream.write_all(&ask(99, request(4_096)).encode()).unwrap();
+    while server.served < 16 {
+        server.turn(&mut two.transport);
+    }
+    let order = while_serving(two, move || {
+        (0..16)
+            .map(|_| {
+                let mut head = [0; ANSWER_BYTES];
+                stream.read_exact(&mut head).unwrap();
+                let answer = Answer::decode(&head).unwrap();
+                let rest = 4 * usize::from(answer.checksums) + answer.len_bytes as usize;
+                stream.read_exact(&mut vec![0; rest]).unwrap();
+                answer.tag
+            })
+            .collect::<Vec<_>>()
+    });
+    let at = order.iter().position(|tag| *tag == 99).unwrap();
+    assert!(
+        at < 14,
+        "the reader's answer came as number {at}: {order:?}"
+    );
 }
 
 /// A request that was given up is answered shortly, and its credit comes back.
