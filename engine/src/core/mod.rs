@@ -285,8 +285,9 @@ impl<P: Platform> Core<P> {
         if progressed || self.config.peer_limit.is_some() {
             self.wake_pulls();
         }
-        self.start_pulls(now);
-        self.flush_answers();
+        // The transport sends when it is polled next: there must be another turn before the core sleeps.
+        progressed |= self.start_pulls(now);
+        progressed |= self.flush_answers();
         self.parts.arena.reclaim();
         // A fill that was given up just now may have been the last that readers waited behind.
         progressed |= self.lanes.may_admit();

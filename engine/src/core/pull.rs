@@ -135,11 +135,13 @@ impl<P: Platform> Core<P> {
     }
 
     /// Starts what is queued, as far as peers and the arena have room.
-    pub(super) fn start_pulls(&mut self, now: Time) {
+    /// Returns whether the transport got something.
+    pub(super) fn start_pulls(&mut self, now: Time) -> bool {
         let retries = self.pulls.are_queued() && self.pulls.retry_at <= now;
         if !std::mem::take(&mut self.pulls.may_start) && !retries {
-            return;
+            return false;
         }
+        let before = self.stats.pulls;
         self.pulls.retry_at = now + Duration::from_millis(PULL_RETRY_MS);
         let mut peers: Vec<PeerCore> = self.pulls.lines.keys().copied().collect();
         if !peers.is_empty() {
@@ -153,6 +155,7 @@ impl<P: Platform> Core<P> {
                 self.start_line(now, *to, urgent);
             }
         }
+        self.stats.pulls != before
     }
 
     /// Starts what waits for one core of one peer, of one urgency.

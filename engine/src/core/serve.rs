@@ -354,13 +354,17 @@ impl<P: Platform> Core<P> {
         });
     }
 
-    /// Hands answers to the transport, as far as it takes them.
-    pub(super) fn flush_answers(&mut self) {
+    /// Hands answers to the transport, as far as it takes them; returns whether it took some.
+    pub(super) fn flush_answers(&mut self) -> bool {
+        let mut some = false;
         while let Some(answer) = self.serving.answers.pop_front() {
             if let Err(Full(answer)) = self.parts.transport.submit(answer) {
-                return self.serving.answers.push_front(answer);
+                self.serving.answers.push_front(answer);
+                return some;
             }
+            some = true;
         }
+        some
     }
 
     /// A question other than for bytes.

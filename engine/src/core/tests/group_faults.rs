@@ -294,3 +294,18 @@ fn a_peer_that_needs_bytes_goes_before_one_that_reads_ahead() {
     }
     assert!(order.len() < 8, "{order:?}");
 }
+
+#[test]
+fn there_is_another_turn_after_the_transport_got_something() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let at = bench.stripe_of(&view, OTHERS[0], 0);
+    bench.set_full(true);
+    bench.read(at, 4096, 0);
+    bench.turn();
+    bench.set_full(false);
+    let later = bench.clock.now() + Duration::from_millis(20);
+    bench.clock.0.set(later.0);
+    assert!(bench.core.turn(Budget::default()).progressed);
+    assert_eq!(bench.transport.0.borrow().ops.len(), 1);
+}
