@@ -470,6 +470,8 @@ fn two_warm_ups_of_the_same_files_fetch_them_once() {
         .faults()
         .set_delay(Class::Get, Duration::from_millis(50));
     let both = [(); 2].map(|()| Running::start(&mut place.command(&["warmup", "m"])));
-    both.map(|warmup| warmup.wait(COMMAND_TIMEOUT).ok());
+    for warmup in both {
+        warmup.wait(COMMAND_TIMEOUT).ok();
+    }
     assert_eq!(get_bytes(&place), 40 * MIB as u64);
 }
