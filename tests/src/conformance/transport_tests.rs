@@ -246,6 +246,7 @@ fn operations_end_on_a_network_with_every_fault() {
             garbled: 50,
             late: 50,
             full: 200,
+            flipped: 0,
         };
         let profile = NetProfile {
             faults,

@@ -21,6 +21,7 @@ use forebay_engine::ports::{
 use super::clock::SimClock;
 use super::rng::SimRng;
 use super::schedule::{EventKey, Schedule};
+use super::trace::Trace;
 
 /// How the network behaves. Chances are per mille of the messages.
 #[derive(Clone, Debug)]
@@ -50,10 +51,19 @@ pub struct NetFaults {
     pub late: u32,
     /// `Full`, while other fetches are under way.
     pub full: u32,
+    /// One bit of an answer's bytes is wrong, and only its checksums tell.
+    pub flipped: u32,
+}
+
+/// A core of one process of a member: what is for an earlier process reaches none that comes later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct End {
+    at: PeerCore,
+    life: u64,
 }
 
 /// Names a fetch in the whole network.
-type FetchKey = (PeerCore, FetchTag);
+type FetchKey = (End, FetchTag);
 
 /// What is asked.
 #[derive(Clone)]
@@ -76,25 +86,36 @@ enum Happening {
     Arrives(FetchKey),
     Lands(Landing),
     GivenUp(FetchKey, TransportError),
+    /// The connection broke, unless its other end is a host that is off.
+    Broken(FetchKey, TransportError),
     Flushed(FetchKey),
 }
 
 struct Landing {
-    server: PeerCore,
+    server: End,
     handle: RequestHandle,
     asker: Option<FetchKey>,
     status: FetchStatus,
     payload: Option<Payload>,
 }
 
+struct Inbox {
+    life: u64,
+    events: VecDeque<TransportEvent>,
+}
+
 struct Net {
     clock: SimClock,
     rng: SimRng,
     profile: NetProfile,
-    inboxes: BTreeMap<PeerCore, VecDeque<TransportEvent>>,
+    trace: Trace,
+    lives: u64,
+    inboxes: BTreeMap<PeerCore, Inbox>,
     fetches: BTreeMap<FetchKey, Fetch>,
     asked: BTreeMap<(PeerCore, RequestHandle), FetchKey>,
     partitions: BTreeSet<(PeerId, PeerId)>,
+    /// Hosts that do not even refuse.
+    silent: BTreeSet<PeerId>,
     plan: Schedule<Happening>,
     handles: u64,
     unflushed: BTreeSet<FetchKey>,
@@ -105,10 +126,11 @@ struct Net {
 #[derive(Clone)]
 pub struct SimNetwork(Rc<RefCell<Net>>);
 
-/// One core's end of the network.
+/// One core's end of the network; clones are the same one.
+#[derive(Clone)]
 pub struct SimTransport {
     net: Rc<RefCell<Net>>,
-    me: PeerCore,
+    me: End,
 }
 
 impl fmt::Debug for SimNetwork {
@@ -132,10 +154,13 @@ impl SimNetwork {
             clock,
             rng: SimRng::component(seed, "network", 0),
             profile,
+            trace: Trace::default(),
+            lives: 0,
             inboxes: BTreeMap::new(),
             fetches: BTreeMap::new(),
             asked: BTreeMap::new(),
             partitions: BTreeSet::new(),
+            silent: BTreeSet::new(),
             plan: Schedule::default(),
             handles: 0,
             unflushed: BTreeSet::new(),
@@ -143,13 +168,68 @@ impl SimNetwork {
         })))
     }
 
+    /// The network tells `trace` what is asked and answered.
+    pub fn traced(self, trace: Trace) -> Self {
+        self.0.borrow_mut().trace = trace;
+        self
+    }
+
     /// A new core of a member, or one that starts again: what was under way to or from the old one is gone.
     pub fn join(&self, me: PeerCore) -> SimTransport {
-        self.0.borrow_mut().inboxes.insert(me, VecDeque::new());
+        self.leave(me);
+        let mut net = self.0.borrow_mut();
+        net.silent.remove(&me.peer);
+        net.lives += 1;
+        let life = net.lives;
+        let events = VecDeque::new();
+        net.inboxes.insert(me, Inbox { life, events });
         SimTransport {
             net: self.0.clone(),
-            me,
+            me: End { at: me, life },
         }
+    }
+
+    /// A core is gone with its process. Who waits for it finds its connection broken.
+    pub fn leave(&self, gone: PeerCore) {
+        let mut net = self.0.borrow_mut();
+        let net = &mut *net;
+        if net.inboxes.remove(&gone).is_none() {
+            return;
+        }
+        let its: Vec<FetchKey> = net.fetches.keys().copied().collect();
+        for key in its.into_iter().filter(|(end, _)| end.at == gone) {
+            if let Some(fetch) = net.fetches.remove(&key) {
+                net.plan.remove(fetch.deadline);
+            }
+        }
+        net.asked.retain(|(server, _), _| *server != gone);
+        let at = net.arrival();
+        let to_it = |fetch: &Fetch| fetch.peer == gone && fetch.ending.is_none();
+        for (key, _) in net.fetches.iter().filter(|(_, fetch)| to_it(fetch)) {
+            net.plan
+                .push(at, Happening::Broken(*key, TransportError::Unreachable));
+        }
+    }
+
+    /// A host is off, or on again: while it is off nothing is heard from it, not even that connections break.
+    pub fn set_silent(&self, host: PeerId, silent: bool) {
+        let mut net = self.0.borrow_mut();
+        match silent {
+            true => net.silent.insert(host),
+            false => net.silent.remove(&host),
+        };
+    }
+
+    /// Nothing goes wrong from now on.
+    pub fn heal(&self) {
+        let mut net = self.0.borrow_mut();
+        net.profile.faults = NetFaults::default();
+        net.partitions.clear();
+    }
+
+    /// Lets everything happen that is due.
+    pub fn advance(&self) {
+        self.0.borrow_mut().advance();
     }
 
     /// Cuts, or mends, all that travels from `from` to `to`.
@@ -171,6 +251,21 @@ impl SimNetwork {
     /// deliberate defect.
     pub fn stray_writes(&self) -> u64 {
         self.0.borrow().stray_writes
+    }
+}
+
+impl SimTransport {
+    /// Whether a poll will find something.
+    pub fn is_ready(&self) -> bool {
+        let net = self.net.borrow();
+        let inbox = net.inboxes.get(&self.me.at);
+        inbox.is_some_and(|inbox| inbox.life == self.me.life && !inbox.events.is_empty())
+    }
+
+    /// Leases of this core that the network holds.
+    pub fn under_way(&self) -> usize {
+        let net = self.net.borrow();
+        net.fetches.keys().filter(|key| key.0 == self.me).count()
     }
 }
 
@@ -222,7 +317,8 @@ impl Transport for SimTransport {
                 status,
                 payload,
             } => {
-                let asker = net.asked.remove(&(self.me, handle));
+                let asker = net.asked.remove(&(self.me.at, handle));
+                net.tell(self.me.at, format_args!("answers {} {status:?}", handle.0));
                 let landing = Landing {
                     server: self.me,
                     handle,
@@ -240,7 +336,12 @@ impl Transport for SimTransport {
     fn poll(&mut self) -> Option<TransportEvent> {
         let mut net = self.net.borrow_mut();
         net.advance();
-        net.inboxes.get_mut(&self.me)?.pop_front()
+        let life = self.me.life;
+        let inbox = net.inboxes.get_mut(&self.me.at)?;
+        if inbox.life != life {
+            return None;
+        }
+        inbox.events.pop_front()
     }
 
     fn cancel(&mut self, tag: FetchTag) {
@@ -255,7 +356,28 @@ impl Transport for SimTransport {
 }
 
 impl Net {
-    fn has_credit(&mut self, me: PeerCore, peer: PeerCore) -> bool {
+    fn tell(&self, who: PeerCore, what: fmt::Arguments<'_>) {
+        let (peer, core) = (who.peer.0, who.core);
+        let at = self.clock.now();
+        self.trace
+            .event(at, format_args!("peer {peer}/{core} {what}"));
+    }
+
+    fn push(&mut self, to: PeerCore, life: Option<u64>, event: TransportEvent) {
+        if let Some(inbox) = self.inboxes.get_mut(&to)
+            && life.is_none_or(|life| life == inbox.life)
+        {
+            inbox.events.push_back(event);
+        }
+    }
+
+    fn is_cut(&self, from: PeerId, to: PeerId) -> bool {
+        self.partitions.contains(&(from, to))
+            || self.silent.contains(&from)
+            || self.silent.contains(&to)
+    }
+
+    fn has_credit(&mut self, me: End, peer: PeerCore) -> bool {
         let mine = self
             .fetches
             .iter()
@@ -286,10 +408,20 @@ impl Net {
         lease: Lease,
         deadline: Time,
     ) {
+        if let Question::Fetch(request) = &question {
+            let (tag, to) = (key.1.0, (peer.peer.0, peer.core));
+            let PeerFetch {
+                offset, len_bytes, ..
+            } = request;
+            self.tell(
+                key.0.at,
+                format_args!("asks {to:?} fetch {tag} at {offset} len {len_bytes}"),
+            );
+        }
         let at = self.arrival();
         let first = match self.inboxes.contains_key(&peer) {
             true => Happening::Arrives(key),
-            false => Happening::GivenUp(key, TransportError::Unreachable),
+            false => Happening::Broken(key, TransportError::Unreachable),
         };
         self.plan.push(at, first);
         let expires = deadline.max(self.clock.now());
@@ -316,6 +448,12 @@ impl Net {
                 Happening::Arrives(key) => self.arrive(key, at),
                 Happening::Lands(landing) => self.land(landing, at),
                 Happening::GivenUp(key, error) => self.give_up(key, error, at),
+                Happening::Broken(key, error) => {
+                    let to = self.fetches.get(&key).map(|fetch| fetch.peer.peer);
+                    if to.is_some_and(|to| !self.is_cut(key.0.at.peer, to)) {
+                        self.give_up(key, error, at);
+                    }
+                }
                 Happening::Flushed(key) => self.flushed(key),
             }
         }
@@ -330,7 +468,7 @@ impl Net {
         if self.rng.chance(self.profile.faults.reset) {
             return self.reset(key.0, peer, at);
         }
-        if self.partitions.contains(&(key.0.peer, peer.peer))
+        if self.is_cut(key.0.at.peer, peer.peer)
             || self.rng.chance(self.profile.faults.lost)
         {
             return;
@@ -338,17 +476,16 @@ impl Net {
         self.handles += 1;
         let handle = RequestHandle(self.handles);
         self.asked.insert((peer, handle), key);
-        if let Some(inbox) = self.inboxes.get_mut(&peer) {
-            inbox.push_back(TransportEvent::Request {
-                handle,
-                peer: key.0.peer,
-                ask: match question {
-                    Question::Fetch(request) => PeerAsk::Fetch(request),
-                    Question::Call(body) => PeerAsk::Call { body, room_bytes },
-                },
-                deadline,
-            });
-        }
+        let event = TransportEvent::Request {
+            handle,
+            peer: key.0.at.peer,
+            ask: match question {
+                Question::Fetch(request) => PeerAsk::Fetch(request),
+                Question::Call(body) => PeerAsk::Call { body, room_bytes },
+            },
+            deadline,
+        };
+        self.push(peer, None, event);
     }
 
     /// An answer arrives: the write into the lease, then the word that it is there.
@@ -361,16 +498,15 @@ impl Net {
             payload,
         } = landing;
         if let Some(key) = asker {
-            let cut = self.partitions.contains(&(server.peer, key.0.peer));
+            let cut = self.is_cut(server.at.peer, key.0.at.peer);
             let lost = self.rng.chance(self.profile.faults.lost);
             let garbled = self.rng.chance(self.profile.faults.garbled);
             if !cut && !lost {
                 self.write(key, status, payload.as_ref(), garbled, at);
             }
         }
-        if let Some(inbox) = self.inboxes.get_mut(&server) {
-            inbox.push_back(TransportEvent::Answered { handle, payload });
-        }
+        let event = TransportEvent::Answered { handle, payload };
+        self.push(server.at, Some(server.life), event);
     }
 
     fn write(
@@ -409,6 +545,10 @@ impl Net {
             fetch.lease.bytes_mut()[len_bytes..len_bytes + part.len()].copy_from_slice(part);
             len_bytes += part.len();
         }
+        if is_fetch && len_bytes > 0 && self.rng.chance(self.profile.faults.flipped) {
+            let at = self.rng.below(len_bytes as u64) as usize;
+            fetch.lease.bytes_mut()[at] ^= 1 << self.rng.below(8);
+        }
         if fetch.ending.is_some() {
             return; // Landed while the connection was being flushed; the lease was still lent.
         }
@@ -439,7 +579,7 @@ impl Net {
         }
     }
 
-    fn reset(&mut self, from: PeerCore, to: PeerCore, at: Time) {
+    fn reset(&mut self, from: End, to: PeerCore, at: Time) {
         for (key, fetch) in &mut self.fetches {
             if key.0 == from && fetch.peer == to && fetch.ending.is_none() {
                 fetch.ending = Some(TransportError::Unreachable);
@@ -466,14 +606,14 @@ impl Net {
             return;
         };
         self.plan.remove(fetch.deadline);
-        if let Some(inbox) = self.inboxes.get_mut(&key.0) {
-            inbox.push_back(TransportEvent::Fetched {
-                tag: key.1,
-                lease: fetch.lease,
-                result,
-                len_bytes: len_bytes as u32,
-                checksums,
-            });
-        }
+        self.tell(key.0.at, format_args!("fetch {} ends {result:?}", key.1.0));
+        let event = TransportEvent::Fetched {
+            tag: key.1,
+            lease: fetch.lease,
+            result,
+            len_bytes: len_bytes as u32,
+            checksums,
+        };
+        self.push(key.0.at, Some(key.0.life), event);
     }
 }
