@@ -24,8 +24,8 @@ pub struct Facts {
     pub cut_short: bool,
     /// Sub-blocks that readers or prefetches may have fetched.
     pub wanted: BTreeSet<(ObjectId, u64)>,
-    /// Sub-blocks that some reader got.
-    pub delivered: BTreeSet<(ObjectId, u64)>,
+    /// Sub-blocks that some reader got, for each node.
+    pub delivered: Vec<BTreeSet<(ObjectId, u64)>>,
     /// Reads that reached a core; those that cross a stripe count twice.
     pub parts: u64,
     /// Of those, parts of reads that died with their process.
@@ -34,13 +34,31 @@ pub struct Facts {
     pub past: CoreStats,
     /// Bytes that the origin had sent to processes that were killed before they took them.
     pub died_bytes: u64,
-    /// When processes were told to end, and when their successors had started.
-    restarts: Vec<(Time, Time)>,
+    /// Processes of each node that have ended.
+    lives: Vec<u64>,
+    /// On which nodes processes were told to end, when, and when their successors had started.
+    restarts: Vec<(usize, Time, Time)>,
+    /// Nodes whose process was told to end and has not ended.
+    pub ends_began: BTreeMap<usize, Time>,
+    /// A member ended, stood still or was killed.
+    pub someone_was_away: bool,
+    /// From when to when nodes may have had different views.
+    differed: Vec<(Time, Time)>,
     /// The number of cores has changed.
     pub rehomed: bool,
-    /// Sub-blocks that no disk had after a restart, and how often they had been sent until then.
+    /// Sub-blocks that went with a process or a node, and how often they had been sent until then.
     pub forgotten: BTreeMap<(ObjectId, u64), u32>,
 }
+
+/// Two members that both take themselves for the owner may both fetch a sub-block, while views differ. The
+/// second of them has asked the origin by their end, and is answered within this time.
+const DIFFERING_VIEWS_SLACK: Duration = Duration::from_secs(1);
+
+/// What an owner of names said may be on its way for so long.
+const WAY_BACK_MAX: Duration = Duration::from_secs(3);
+
+/// Owners of names remember what the origin said for so long.
+pub const ATTR_TTL: Duration = Duration::from_secs(1);
 
 /// The sub-blocks that a range touches.
 pub fn sub_blocks(
@@ -69,10 +87,32 @@ pub fn parts(object: &ObjectVersion, cores: usize, offset: u64, due_bytes: u64) 
 }
 
 impl Facts {
-    /// A process has ended and another one has started: nothing is in memory.
-    pub fn restarted(&mut self, began: Time, ended: Time) {
-        self.restarts.push((began, ended));
-        self.delivered.clear();
+    /// Of a run of so many nodes.
+    pub fn new(nodes: usize) -> Self {
+        Self {
+            delivered: vec![BTreeSet::new(); nodes],
+            lives: vec![0; nodes],
+            ..Self::default()
+        }
+    }
+
+    /// A process has ended and another one starts: nothing is in memory.
+    pub fn restarted(&mut self, node: usize, began: Time, ended: Time) {
+        self.restarts.push((node, began, ended));
+        self.ended(node);
+    }
+
+    /// A process has ended.
+    pub fn ended(&mut self, node: usize) {
+        self.lives[node] += 1;
+        self.delivered[node].clear();
+    }
+
+    /// A new view came at `from`, and reached the last node at `to`.
+    pub fn views_differed(&mut self, from: Time, to: Time) {
+        if to > from {
+            self.differed.push((from, to + DIFFERING_VIEWS_SLACK));
+        }
     }
 
     fn died(&mut self, question: &Question) {
@@ -84,8 +124,13 @@ impl Facts {
     /// Whether an operation was under way while a process was told to end.
     fn met_a_stop(&self, answered: &Answered) -> bool {
         let (asked, at) = (answered.asked.submitted, answered.at);
-        let restart = |(began, ended): &(Time, Time)| asked <= *ended && at >= *began;
-        self.stopped_at.is_some() || self.restarts.iter().any(restart)
+        let its = answered.asked.node;
+        let restart = |(node, began, ended): &(usize, Time, Time)| {
+            *node == its && asked <= *ended && at >= *began
+        };
+        self.stopped_at.is_some()
+            || self.ends_began.contains_key(&its)
+            || self.restarts.iter().any(restart)
     }
 
     /// Judges one answer.
@@ -115,9 +160,10 @@ impl Facts {
                 Outcome::Bytes,
             ) => {
                 // What an earlier process delivered is in no memory any more.
-                if answered.asked.life == self.restarts.len() as u64 {
+                let node = answered.asked.node;
+                if answered.asked.life == self.lives[node] {
                     let due = sub_blocks(object, *offset, *due_bytes as u64);
-                    self.delivered.extend(due);
+                    self.delivered[node].extend(due);
                 }
                 if *instant && answered.at != answered.asked.submitted {
                     Some("a read of bytes in memory waited")
@@ -140,7 +186,11 @@ impl Facts {
                     .asked
                     .submitted
                     .since(Time(0))
-                    .saturating_sub(scenario.io_timeout);
+                    .saturating_sub(scenario.io_timeout)
+                    .saturating_sub(match scenario.group {
+                        Some(_) => ATTR_TTL + WAY_BACK_MAX,
+                        None => Duration::ZERO,
+                    });
                 let generations = store.bucket.generations(key);
                 let known = generations
                     .iter()
@@ -200,6 +250,13 @@ impl Facts {
             }
             ReadError::Deadline if scenario.weather == Weather::Flood => None,
             ReadError::Deadline if self.may_have_met_fault(scenario, asked.submitted) => None,
+            // Wrong on their way twice.
+            ReadError::Checksum
+                if scenario.group.is_some()
+                    && self.may_have_met_fault(scenario, asked.submitted) =>
+            {
+                None
+            }
             ReadError::Origin(error) => self.judge_origin_error(scenario, store, answered, error),
             _ => Some("an error without a cause"),
         }
@@ -217,7 +274,13 @@ impl Facts {
         let last_chance = answered.at + Duration::from_millis(BACKOFF_MAX_MS) + DEADLINE_SLACK;
         let faulty = self.may_have_met_fault(scenario, asked.submitted);
         match error.kind {
-            OriginErrorKind::Denied if store.denied_at.is_some_and(|at| at >= asked.submitted) => {
+            OriginErrorKind::Denied
+                if store.denied_at.is_some_and(|at| match scenario.group {
+                    // It may have been told to another member, for all who ask.
+                    Some(_) => at + WAY_BACK_MAX >= asked.submitted,
+                    None => at >= asked.submitted,
+                }) =>
+            {
                 None
             }
             // Metadata callbacks have no error of their own for this.
@@ -249,11 +312,6 @@ impl Facts {
                 Err(format!("{what}: {is} instead of {should}"))
             }
         };
-        count(
-            "cores that answered with their counters",
-            cores.len() as u64,
-            scenario.restarts_done(self.restarts.len()) as u64,
-        )?;
         count(
             "bytes in flight after shutdown",
             last.memory_in_flight_bytes,
@@ -293,8 +351,8 @@ impl Facts {
         store: &OriginStore,
         all: &CoreStats,
     ) -> Result<(), String> {
-        let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
-        if !fair || scenario.disks.sizes.is_empty() || self.rehomed {
+        let alone = scenario.group.is_none();
+        if !alone || !scenario.is_fair() || !scenario.has_disks() || self.rehomed {
             return Ok(());
         }
         let mut again_bytes = 0;
@@ -323,12 +381,15 @@ impl Facts {
     }
 
     fn judge_reasons(&self, scenario: &Scenario, all: &CoreStats) -> Result<(), String> {
-        let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
+        let fair = scenario.is_fair();
+        let alone = scenario.group.is_none();
         let impossible = |reason: Reason| match reason {
-            Reason::RingMoved | Reason::Expired => true,
-            Reason::Checksum => fair || scenario.disks.sizes.is_empty(),
+            // Members stop one after the other.
+            Reason::RingMoved => alone || (fair && !self.someone_was_away && !self.cut_short),
+            Reason::Expired => true,
+            Reason::Checksum => fair || (alone && !scenario.has_disks()),
             Reason::Retry => fair && !self.cut_short,
-            Reason::VersionChanged => scenario.overwrites.is_empty(),
+            Reason::VersionChanged => !scenario.has_overwrites(),
             Reason::Evicted => all.evictions == 0 && !self.disks_lost(scenario, all),
             Reason::Cold | Reason::Prefetch => false,
         };
@@ -345,25 +406,49 @@ impl Facts {
 
     /// Whether something may have gone from the disks.
     fn disks_lost(&self, scenario: &Scenario, all: &CoreStats) -> bool {
-        let fair = matches!(scenario.weather, Weather::Calm | Weather::Tight);
+        let fair = scenario.is_fair();
         let devices = &all.disk.devices;
         let evicted = devices.iter().any(|device| device.entries_evicted > 0);
         !devices.is_empty() && (evicted || !fair || self.rehomed)
     }
 
+    /// How often a sub-block was sent once more for a reason that is known.
+    fn excused(&self, store: &OriginStore, sub_block: &(ObjectId, u64)) -> u32 {
+        let before = self.forgotten.get(sub_block).copied().unwrap_or(0);
+        let known = |at: &Time| {
+            let differing = |(from, to): &(Time, Time)| at >= from && at <= to;
+            // Who stops cancels what it fetches; a member that stops a little later reads it itself.
+            let stopping = self.stopped_at.is_some_and(|stopped| *at >= stopped);
+            stopping || self.differed.iter().any(differing)
+        };
+        let again = store.sent_again.iter();
+        let its = again.filter(|(sent, _)| sent == sub_block);
+        before + its.filter(|(_, at)| known(at)).count() as u32
+    }
+
     fn judge_single_flight(&self, store: &OriginStore, all: &CoreStats) -> Result<(), String> {
+        let mut again = 0;
         for (sub_block, times) in &store.sent_sub_blocks {
-            let before = self.forgotten.get(sub_block).copied().unwrap_or(0);
-            if *times > 1 + before && !self.rehomed {
-                return Err(format!("sub-block {sub_block:?} was fetched {times} times"));
-            }
             if !self.wanted.contains(sub_block) {
                 return Err(format!(
                     "sub-block {sub_block:?} was fetched but never asked for"
                 ));
             }
+            if *times > 1 {
+                let excused = self.excused(store, sub_block);
+                again += u64::from(excused);
+                if *times > 1 + excused && !self.rehomed {
+                    let again = store.sent_again.iter();
+                    let at: Vec<&Time> = again
+                        .filter(|(sent, _)| sent == sub_block)
+                        .map(|(_, at)| at)
+                        .collect();
+                    return Err(format!(
+                        "sub-block {sub_block:?} was fetched {times} times, again at {at:?}"
+                    ));
+                }
+            }
         }
-        let again: u64 = self.forgotten.values().copied().map(u64::from).sum();
         let limit = (self.wanted.len() as u64 + again) * SUB_BLOCK_BYTES as u64;
         if (store.sent_bytes > limit && !self.rehomed) || all.evictions > 0 {
             return Err(format!(

@@ -47,6 +47,8 @@ pub enum Question {
 pub struct Asked {
     /// Which actor asked.
     pub actor: usize,
+    /// On which node.
+    pub node: usize,
     /// Which process was asked.
     pub life: u64,
     /// What.
@@ -55,6 +57,8 @@ pub struct Asked {
     pub submitted: Time,
     /// When it must be answered.
     pub deadline: Time,
+    /// When it must be answered at the latest: a process that stands still answers when it goes on.
+    pub due_by: Time,
 }
 
 /// How an operation ended.
@@ -173,14 +177,24 @@ impl Board {
     pub fn violation(&self) -> Option<String> {
         let mut state = self.state.lock();
         let late = self.clock.now();
-        // Every operation has the same time to live, so the first asked is the first due.
-        if let Some((id, asked)) = state.open.first_key_value()
-            && asked.deadline + DEADLINE_SLACK < late
-        {
+        // Every operation has the same time to live, so the first asked have the first deadlines.
+        let mut past = state
+            .open
+            .iter()
+            .take_while(|(_, asked)| asked.deadline + DEADLINE_SLACK < late);
+        if let Some((id, asked)) = past.find(|(_, asked)| asked.due_by + DEADLINE_SLACK < late) {
             let text = format!("operation {id} is overdue: {asked:?}");
             state.violation.get_or_insert(text);
         }
         state.violation.clone()
+    }
+
+    /// A node's process stands still until `until`.
+    pub fn excuse(&self, node: usize, until: Time) {
+        let mut state = self.state.lock();
+        for asked in state.open.values_mut().filter(|asked| asked.node == node) {
+            asked.due_by = asked.due_by.max(until);
+        }
     }
 
     /// While this is set, operations that are dropped have died with their process.
@@ -232,7 +246,7 @@ impl Board {
                 .get_or_insert(format!("operation {id} was answered twice"));
             return;
         };
-        if at > asked.deadline + DEADLINE_SLACK {
+        if at > asked.due_by + DEADLINE_SLACK {
             let text =
                 format!("operation {id} was answered at {at:?}, after its deadline: {asked:?}");
             state.violation.get_or_insert(text);

@@ -2,36 +2,43 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`world`] | cores, clock and actors of one run, and the loop that moves time |
-//! | [`scenario`] | what a seed means: sizes, faults, actors |
+//! | [`world`] | nodes, clock and actors of one run, and the loop that moves time |
+//! | `nodes` | how processes end and others start on the same disks |
+//! | `changes` | what happens to nodes and group in the middle of a run |
+//! | `asking` | how actors' questions reach the nodes |
+//! | [`scenario`], `groups` | what a seed means: sizes, faults, actors |
 //! | [`actor`] | the workload: what one reader asks next |
 //! | [`board`] | what was asked, what was answered, what is wrong with an answer |
 //! | [`audit`] | what must hold for a whole run |
 //! | [`bucket`] | objects whose bytes follow from their identity |
 //! | [`store`], [`origin`] | the simulated object store, and one core's client of it |
 //! | [`device`], [`bay`] | simulated disks: media that lose power, queue pairs that go wrong |
-//! | [`network`] | a simulated network: the seam for the group |
-//! | `lives` | how processes end and others start on the same disks |
+//! | [`network`] | the simulated network between nodes |
+//! | [`roster`] | the simulated membership |
 //! | `seat` | a core and when it has a reason to turn |
 //! | [`clock`], [`rng`], [`schedule`], [`trace`] | time, chance, order, and the event hash |
 //!
 //! `cargo run -p forebay-tests --bin forebay-sim -- --seed N --verbose` replays one seed.
 
 pub mod actor;
+mod asking;
 pub mod audit;
 pub mod bay;
 pub mod board;
 pub mod bucket;
+mod changes;
 pub mod clock;
 pub mod device;
-mod lives;
+mod groups;
 pub mod network;
+mod nodes;
 pub mod origin;
 #[cfg(test)]
 mod origin_world;
 #[cfg(test)]
 mod proofs;
 pub mod rng;
+pub mod roster;
 pub mod scenario;
 pub mod schedule;
 mod seat;

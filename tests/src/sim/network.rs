@@ -38,6 +38,19 @@ pub struct NetProfile {
     pub returns_unflushed: bool,
 }
 
+impl Default for NetProfile {
+    /// Fair weather.
+    fn default() -> Self {
+        Self {
+            delay: (Duration::from_micros(20), Duration::from_micros(500)),
+            credits: 16,
+            flush: Duration::from_micros(200),
+            faults: NetFaults::default(),
+            returns_unflushed: false,
+        }
+    }
+}
+
 /// What goes wrong, each per mille of the messages.
 #[derive(Clone, Debug, Default)]
 pub struct NetFaults {
@@ -363,6 +376,34 @@ impl Net {
             .event(at, format_args!("peer {peer}/{core} {what}"));
     }
 
+    fn tell_question(&self, (from, tag): FetchKey, peer: PeerCore, question: &Question) {
+        let (tag, to, core) = (tag.0, peer.peer.0, peer.core);
+        match question {
+            Question::Fetch(fetch) => {
+                let PeerFetch {
+                    offset, len_bytes, ..
+                } = fetch;
+                let how = match (fetch.cached_only, fetch.forwarded) {
+                    (true, _) => "cached only",
+                    (false, true) => "forwarded",
+                    (false, false) => "as owner",
+                };
+                let text = format_args!(
+                    "asks {to}/{core} {how} fetch {tag} {:?} at {offset} len {len_bytes}",
+                    fetch.object
+                );
+                self.tell(from.at, text);
+            }
+            Question::Call(body) => {
+                let len = body.len();
+                self.tell(
+                    from.at,
+                    format_args!("asks {to}/{core} call {tag} of {len}"),
+                );
+            }
+        }
+    }
+
     fn push(&mut self, to: PeerCore, life: Option<u64>, event: TransportEvent) {
         if let Some(inbox) = self.inboxes.get_mut(&to)
             && life.is_none_or(|life| life == inbox.life)
@@ -408,16 +449,7 @@ impl Net {
         lease: Lease,
         deadline: Time,
     ) {
-        if let Question::Fetch(request) = &question {
-            let (tag, to) = (key.1.0, (peer.peer.0, peer.core));
-            let PeerFetch {
-                offset, len_bytes, ..
-            } = request;
-            self.tell(
-                key.0.at,
-                format_args!("asks {to:?} fetch {tag} at {offset} len {len_bytes}"),
-            );
-        }
+        self.tell_question(key, peer, &question);
         let at = self.arrival();
         let first = match self.inboxes.contains_key(&peer) {
             true => Happening::Arrives(key),
@@ -468,9 +500,7 @@ impl Net {
         if self.rng.chance(self.profile.faults.reset) {
             return self.reset(key.0, peer, at);
         }
-        if self.is_cut(key.0.at.peer, peer.peer)
-            || self.rng.chance(self.profile.faults.lost)
-        {
+        if self.is_cut(key.0.at.peer, peer.peer) || self.rng.chance(self.profile.faults.lost) {
             return;
         }
         self.handles += 1;

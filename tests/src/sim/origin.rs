@@ -440,9 +440,9 @@ impl Side {
             return;
         };
         let wasted = limit - get.sent_bytes;
-        self.store
-            .borrow_mut()
-            .send(&get.object, get.offset + get.sent_bytes, wasted);
+        let at = get.offset + get.sent_bytes;
+        let now = self.clock.now();
+        self.store.borrow_mut().send(now, &get.object, at, wasted);
         self.finish(tag, Err(error(kind)), wasted);
     }
 
@@ -477,7 +477,7 @@ impl Side {
         bucket::fill(&get.object, at, lease.bytes_mut());
         let len_bytes = lease.len() as u64;
         let mut store = self.store.borrow_mut();
-        store.send(&get.object, at, len_bytes);
+        store.send(self.clock.now(), &get.object, at, len_bytes);
         if store.take_defect(OriginDefect::WrongByte) {
             // In the first and the last byte, so that any reader of the lease meets it or its page.
             lease.bytes_mut()[0] ^= 1;
@@ -511,17 +511,16 @@ impl Side {
             let nanos = at.since(since).as_nanos();
             let flowed = (nanos * u128::from(get.bytes_per_s) / 1_000_000_000) as u64;
             wasted = flowed.min(lease.len() as u64 - 1).min(limit);
-            self.store
-                .borrow_mut()
-                .send(&get.object, get.offset + get.sent_bytes, wasted);
+            let from = get.offset + get.sent_bytes;
+            let mut store = self.store.borrow_mut();
+            store.send(at, &get.object, from, wasted);
         } else if let Kind::Get(get) = &active.kind
             && kind == OriginErrorKind::VersionChanged
             && self.rng.chance(500)
         {
             wasted = self.rng.below(get.len_bytes.min(SUB_BLOCK_BYTES as u64));
-            self.store
-                .borrow_mut()
-                .send(&get.object, get.offset, wasted);
+            let mut store = self.store.borrow_mut();
+            store.send(at, &get.object, get.offset, wasted);
         }
         match active.kind {
             Kind::Get(_) => self.finish(tag, Err(error(kind)), wasted),

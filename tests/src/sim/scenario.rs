@@ -9,8 +9,12 @@ use forebay_engine::limits::{
 use super::actor::Habit;
 use super::board::ReplyDefect;
 use super::device::DeviceFaults;
+use super::network::NetProfile;
 use super::rng::SimRng;
 use super::store::{OriginDefect, OriginFaults, OriginProfile};
+
+/// So many of a thousand seeds are of groups.
+const GROUPS_PER_MILLE: u32 = 300;
 
 /// What kind of run it is: decides what the audit may demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub enum Weather {
 /// An actor of a scenario.
 #[derive(Clone, Copy, Debug)]
 pub struct Role {
+    /// On which node.
+    pub node: usize,
     /// How it behaves.
     pub habit: Habit,
     /// Which object it begins with.
@@ -71,6 +77,60 @@ pub enum Defect {
     Origin(OriginDefect),
 }
 
+/// One node.
+#[derive(Clone, Debug)]
+pub struct NodePlan {
+    /// Engine cores of its first process.
+    pub cores: usize,
+    /// Memory of each core.
+    pub arena_bytes: usize,
+    /// Its disks.
+    pub disks: Disks,
+    /// Its share of the ring in a group; none: a take-only client, which is in no view.
+    pub weight: Option<u32>,
+    /// It is there from the beginning.
+    pub is_up: bool,
+}
+
+/// What happens in the middle of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// An object gets a new version.
+    Overwrite(usize),
+    /// The process of a node ends, and the next one starts at once, with so many cores.
+    Restart(usize, End, usize),
+    /// The process of a node is killed; with `silent` its host is off too, and does not even refuse.
+    Kill {
+        /// Which node.
+        node: usize,
+        /// Nothing is heard from it.
+        silent: bool,
+    },
+    /// A node that is off starts with so many cores.
+    Start(usize, usize),
+    /// A process stands still for so long.
+    Pause(usize, Duration),
+    /// What travels from one node to another is lost from now on, or is not any more.
+    Cut(usize, usize, bool),
+    /// A node and all others do not hear each other for so long.
+    Isolate(usize, Duration),
+    /// A member's weight.
+    Weigh(usize, u32),
+    /// The origin answers nothing from now on, or does again.
+    OriginDown(bool),
+}
+
+/// What makes nodes a group.
+#[derive(Clone, Debug)]
+pub struct GroupPlan {
+    /// The network between its members.
+    pub network: NetProfile,
+    /// How long a change of the view takes to reach a node: from, to.
+    pub view_delay: (Duration, Duration),
+    /// Disks keep what other members own, too.
+    pub keep_copies: bool,
+}
+
 /// A whole run, before it begins.
 #[derive(Clone, Debug)]
 pub struct Scenario {
@@ -78,10 +138,10 @@ pub struct Scenario {
     pub seed: u64,
     /// What kind of run it is.
     pub weather: Weather,
-    /// Engine cores.
-    pub cores: usize,
-    /// Memory of each core.
-    pub arena_bytes: usize,
+    /// The nodes; more than one are a group.
+    pub nodes: Vec<NodePlan>,
+    /// The group that they are.
+    pub group: Option<GroupPlan>,
     /// Every operation's time to live.
     pub io_timeout: Duration,
     /// The origin.
@@ -90,12 +150,8 @@ pub struct Scenario {
     pub objects: Vec<(String, u64)>,
     /// Who asks.
     pub roles: Vec<Role>,
-    /// When which object gets a new version.
-    pub overwrites: Vec<(Duration, usize)>,
-    /// The node's disks.
-    pub disks: Disks,
-    /// When the process ends, how, and with how many cores the next one starts.
-    pub restarts: Vec<(Duration, End, usize)>,
+    /// What happens when.
+    pub changes: Vec<(Duration, Change)>,
     /// When faults end.
     pub heal_after: Duration,
     /// Turns do only a little each.
@@ -107,14 +163,20 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Cores of the process that lives after so many restarts.
-    pub fn restarts_done(&self, restarts: usize) -> usize {
-        let mut planned = self.restarts.clone();
-        planned.sort_by_key(|(after, ..)| *after);
-        match restarts.checked_sub(1) {
-            Some(last) => planned[last].2,
-            None => self.cores,
-        }
+    /// No faults of origin, disks and network.
+    pub fn is_fair(&self) -> bool {
+        matches!(self.weather, Weather::Calm | Weather::Tight)
+    }
+
+    /// Some node has disks.
+    pub fn has_disks(&self) -> bool {
+        self.nodes.iter().any(|node| !node.disks.sizes.is_empty())
+    }
+
+    /// Some object gets a new version.
+    pub fn has_overwrites(&self) -> bool {
+        let mut changes = self.changes.iter();
+        changes.any(|(_, change)| matches!(change, Change::Overwrite(_)))
     }
 
     /// The scenario of `seed`.
@@ -126,10 +188,14 @@ impl Scenario {
             50..96 => Weather::Storm,
             _ => Weather::Flood,
         };
-        Self::with_weather(seed, weather)
+        // Draws of their own: what is of one node stays as it was.
+        match SimRng::component(seed, "scenario", 3).chance(GROUPS_PER_MILLE) {
+            true => Self::group(seed),
+            false => Self::with_weather(seed, weather),
+        }
     }
 
-    /// The scenario of `seed` in a given weather.
+    /// The scenario of `seed` on one node, in a given weather.
     pub fn with_weather(seed: u64, weather: Weather) -> Self {
         let mut rng = SimRng::component(seed, "scenario", 1);
         let rng = &mut rng;
@@ -161,18 +227,26 @@ impl Scenario {
         let mut own = SimRng::component(seed, "scenario", 2);
         let disks = disks(&mut own, weather);
         let restarts = restarts(&mut own, weather, cores);
+        let overwrites = overwrites
+            .into_iter()
+            .map(|(after, object)| (after, Change::Overwrite(object)));
+        let node = NodePlan {
+            cores,
+            arena_bytes,
+            disks,
+            weight: None,
+            is_up: true,
+        };
         Self {
             seed,
             weather,
-            cores,
-            disks,
-            restarts,
-            arena_bytes,
+            nodes: vec![node],
+            group: None,
             io_timeout,
             origin: origin(rng, fair),
             objects,
             roles,
-            overwrites,
+            changes: overwrites.chain(restarts).collect(),
             heal_after: if fair {
                 Duration::ZERO
             } else {
@@ -218,7 +292,7 @@ fn origin(rng: &mut SimRng, fair: bool) -> OriginProfile {
     }
 }
 
-fn disks(rng: &mut SimRng, weather: Weather) -> Disks {
+pub(super) fn disks(rng: &mut SimRng, weather: Weather) -> Disks {
     let count = match weather {
         Weather::Flood => 0,
         _ if rng.chance(400) => 0,
@@ -267,7 +341,7 @@ fn disks(rng: &mut SimRng, weather: Weather) -> Disks {
     }
 }
 
-fn restarts(rng: &mut SimRng, weather: Weather, cores: usize) -> Vec<(Duration, End, usize)> {
+fn restarts(rng: &mut SimRng, weather: Weather, cores: usize) -> Vec<(Duration, Change)> {
     let count = match weather {
         Weather::Flood => 0,
         _ if rng.chance(500) => 0,
@@ -282,7 +356,7 @@ fn restarts(rng: &mut SimRng, weather: Weather, cores: usize) -> Vec<(Duration, 
             } else {
                 rng.between(1, 4) as usize
             };
-            (after, end, next)
+            (after, Change::Restart(0, end, next))
         })
         .collect()
 }
@@ -350,6 +424,7 @@ fn roles(rng: &mut SimRng, weather: Weather, objects: &[(String, u64)]) -> Vec<R
             _ => (Habit::Prefetcher, large(rng), rng.between(1, 6)),
         };
         roles.push(Role {
+            node: 0,
             habit,
             object,
             rounds: rounds as u32,
@@ -363,6 +438,7 @@ fn roles(rng: &mut SimRng, weather: Weather, objects: &[(String, u64)]) -> Vec<R
                 want_bytes: 8 << 20,
             };
             roles.push(Role {
+                node: 0,
                 habit,
                 object,
                 rounds: rng.between(8, 40) as u32,
@@ -378,6 +454,7 @@ fn roles(rng: &mut SimRng, weather: Weather, objects: &[(String, u64)]) -> Vec<R
             0
         };
         roles.push(Role {
+            node: 0,
             habit: Habit::Flood { reads },
             object,
             rounds: 1,

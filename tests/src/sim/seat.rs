@@ -12,29 +12,32 @@ use forebay_engine::arena::Arena;
 use forebay_engine::core::{Budget, Core, CoreConfig, Parts};
 use forebay_engine::disk::{DeviceSeat, DeviceShared, Disk, DiskConfig};
 use forebay_engine::limits::DEVICE_READ_MS_MAX;
-use forebay_engine::ports::{NoTransport, PeerId, Platform, Solo, Time};
+use forebay_engine::ports::{PeerCore, PeerId, Platform, Time};
 use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
+use super::audit::ATTR_TTL;
 use super::bay::Bay;
 use super::board::Ticket;
 use super::clock::SimClock;
 use super::device::SimDevice;
+use super::network::{SimNetwork, SimTransport};
 use super::origin::SimOrigin;
 use super::rng::SimRng;
-use super::scenario::Scenario;
+use super::roster::{SimMembership, peer_of};
+use super::scenario::{NodePlan, Scenario};
 use super::store::OriginStore;
 use super::trace::Trace;
 
-/// The ports of a simulated core. There are no peers in this version of the engine.
+/// The ports of a simulated core.
 #[derive(Debug)]
 pub struct SimPlatform;
 
 impl Platform for SimPlatform {
     type Device = SimDevice;
-    type Transport = NoTransport;
+    type Transport = SimTransport;
     type Origin = SimOrigin;
-    type Membership = Solo;
+    type Membership = SimMembership;
     type Clock = SimClock;
     type Rng = SimRng;
     type Reply = Ticket;
@@ -54,6 +57,8 @@ impl Wake for Bell {
 pub(super) struct Seat {
     core: Core<SimPlatform>,
     pub(super) origin: SimOrigin,
+    pub(super) transport: SimTransport,
+    pub(super) membership: SimMembership,
     devices: Vec<SimDevice>,
     doorbell: Arc<Doorbell>,
     bell: Arc<Bell>,
@@ -65,6 +70,8 @@ impl Seat {
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.progressed
             || self.bell.0.load(Ordering::Relaxed)
+            || self.transport.is_ready()
+            || self.membership.is_ready()
             || self.next_at().is_some_and(|at| at <= now)
     }
 
@@ -79,7 +86,7 @@ impl Seat {
     pub(super) fn is_quiet(&self) -> bool {
         // A retired device still has to give buffers back.
         let lent: usize = self.devices.iter().map(SimDevice::under_way).sum();
-        self.core.is_quiet() && self.origin.under_way() + lent == 0
+        self.core.is_quiet() && self.origin.under_way() + lent + self.transport.under_way() == 0
     }
 
     /// The core's counters.
@@ -103,12 +110,15 @@ impl Seat {
 /// What all cores of one process have in common.
 pub(super) struct Process<'a> {
     pub scenario: &'a Scenario,
+    pub plan: &'a NodePlan,
     pub clock: &'a SimClock,
     pub trace: &'a Trace,
     pub store: &'a Rc<RefCell<OriginStore>>,
+    pub network: &'a SimNetwork,
     pub bays: &'a [Bay],
     pub shared: &'a [Arc<DeviceShared>],
     pub cores: usize,
+    pub node: usize,
     /// Number of the process on this node, from 0.
     pub life: u64,
 }
@@ -116,11 +126,11 @@ pub(super) struct Process<'a> {
 impl Process<'_> {
     /// Numbers the components of one core, different in each life.
     fn number(&self, core: usize) -> u64 {
-        self.life * 1_000 + core as u64
+        self.node as u64 * 1_000_000 + self.life * 1_000 + core as u64
     }
 
     fn devices(&self, core: usize) -> Vec<SimDevice> {
-        let profile = &self.scenario.disks;
+        let profile = &self.plan.disks;
         let device = |(number, bay): (u64, &Bay)| {
             let number = self.number(core) * 10 + number;
             let seed = SimRng::component(self.scenario.seed, "queue pair", number).bits();
@@ -141,9 +151,9 @@ impl Process<'_> {
         let config = DiskConfig {
             core,
             cores: self.cores,
-            entries_max: self.scenario.disks.entries_max,
+            entries_max: self.plan.disks.entries_max,
             tables_bytes_max: 128 << 10,
-            write_bytes_max: self.scenario.arena_bytes / 4,
+            write_bytes_max: self.plan.arena_bytes / 4,
             incarnation: self.life + 1,
             read_timeout: Duration::from_millis(DEVICE_READ_MS_MAX),
             verify: true,
@@ -178,23 +188,35 @@ pub(super) fn seat(
         (*trace).clone(),
     );
     let devices = process.devices(core);
+    let me = match scenario.group {
+        Some(_) => peer_of(process.node),
+        None => PeerId(0),
+    };
+    let transport = process.network.join(PeerCore {
+        peer: me,
+        core: core as u16,
+    });
+    let membership = SimMembership::default();
     let parts = Parts::<SimPlatform> {
         disk: process.disk(core, &devices),
-        transport: NoTransport::default(),
+        transport: transport.clone(),
         origin: origin.clone(),
-        membership: Solo,
+        membership: membership.clone(),
         clock: (*clock).clone(),
         rng: SimRng::component(seed, "core", process.number(core)),
-        arena: Arena::new(scenario.arena_bytes)?,
+        arena: Arena::new(process.plan.arena_bytes)?,
         ring: ring.clone(),
     };
     let config = CoreConfig {
         core,
         cores: process.cores,
         io_timeout: scenario.io_timeout,
-        me: PeerId(0),
-        keep_copies: false,
-        attr_ttl: Duration::from_secs(1),
+        me,
+        keep_copies: scenario
+            .group
+            .as_ref()
+            .is_some_and(|group| group.keep_copies),
+        attr_ttl: ATTR_TTL,
         origin_limit: None,
         peer_limit: None,
     };
@@ -203,6 +225,8 @@ pub(super) fn seat(
         Seat {
             core,
             origin,
+            transport,
+            membership,
             devices,
             doorbell,
             bell,

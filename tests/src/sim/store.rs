@@ -82,6 +82,8 @@ pub struct OriginStore {
     pub sent_bytes: u64,
     /// How often each whole or part of a sub-block (number within the object) was sent.
     pub sent_sub_blocks: BTreeMap<(ObjectId, u64), u32>,
+    /// Those that were sent more than once, and when.
+    pub sent_again: Vec<((ObjectId, u64), Time)>,
     /// GETs that began a body.
     pub bodies: u64,
     /// When a 403 was last sent.
@@ -100,6 +102,7 @@ impl OriginStore {
             faults_on: false,
             sent_bytes: 0,
             sent_sub_blocks: BTreeMap::new(),
+            sent_again: Vec::new(),
             bodies: 0,
             denied_at: None,
             defect: None,
@@ -107,7 +110,7 @@ impl OriginStore {
         }))
     }
 
-    pub(super) fn send(&mut self, object: &ObjectVersion, offset: u64, len_bytes: u64) {
+    pub(super) fn send(&mut self, at: Time, object: &ObjectVersion, offset: u64, len_bytes: u64) {
         if len_bytes == 0 {
             return;
         }
@@ -118,7 +121,11 @@ impl OriginStore {
             *self.sent_sub_blocks.entry((object.id, first)).or_default() += 1;
         }
         for number in first..=last {
-            *self.sent_sub_blocks.entry((object.id, number)).or_default() += 1;
+            let times = self.sent_sub_blocks.entry((object.id, number)).or_default();
+            *times += 1;
+            if *times > 1 {
+                self.sent_again.push(((object.id, number), at));
+            }
         }
     }
 

@@ -1,4 +1,4 @@
-//! One run: cores, clock, origin and actors, and the loop that moves time when nothing else can.
+//! One run: nodes, clock, origin and actors, and the loop that moves time when nothing else can.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -11,22 +11,23 @@ use std::time::Duration;
 
 use forebay_engine::core::Budget;
 use forebay_engine::identity::ObjectVersion;
-use forebay_engine::limits::READ_BYTES_MAX;
-use forebay_engine::ports::{Clock, Full, Time};
+use forebay_engine::placement::Placement;
+use forebay_engine::ports::{Clock, Time};
 use forebay_engine::stats::CoreStats;
 use parking_lot::Mutex;
 
-use super::actor::{Actor, Ask};
-use super::audit::{Facts, parts, sub_blocks};
-use super::bay::Bay;
-use super::board::{Asked, Board, Question, Ticket};
+use super::actor::Actor;
+use super::audit::Facts;
+use super::board::Board;
 use super::bucket::SimBucket;
 use super::clock::SimClock;
-use super::lives::Life;
+use super::network::{NetProfile, SimNetwork};
+use super::nodes::{Life, Node};
 use super::rng::SimRng;
-use super::scenario::{Defect, Scenario, Weather};
+use super::roster::Roster;
+use super::scenario::{Change, Defect, NodePlan, Scenario, Weather};
 use super::schedule::Schedule;
-use super::seat::{Process, Seat};
+use super::seat::Seat;
 use super::store::OriginStore;
 use super::trace::Trace;
 
@@ -85,11 +86,15 @@ impl fmt::Display for Failed {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Event {
+#[derive(Clone, Debug)]
+pub(super) enum Event {
     Wake(usize),
-    Overwrite(usize),
-    Restart(usize),
+    Change(Change),
+    /// A node hears of a view; in a process of this number.
+    View(usize, u64, Arc<Placement>),
+    /// A node was not heard of for long, since its process of this number.
+    Missed(usize, u64),
+    Resume(usize),
     Heal,
 }
 
@@ -101,12 +106,13 @@ pub struct World {
     pub(super) rng: SimRng,
     pub(super) store: Rc<RefCell<OriginStore>>,
     pub(super) board: Arc<Board>,
-    pub(super) bays: Vec<Bay>,
-    pub(super) life: Life,
-    /// Processes that have ended.
-    pub(super) lives: u64,
-    actors: Vec<Actor>,
-    plan: Schedule<Event>,
+    pub(super) network: SimNetwork,
+    pub(super) nodes: Vec<Node>,
+    pub(super) roster: Roster,
+    /// Every view that ever was.
+    pub(super) views: Vec<Arc<Placement>>,
+    pub(super) actors: Vec<Actor>,
+    pub(super) plan: Schedule<Event>,
     pub(super) facts: Facts,
 }
 
@@ -169,33 +175,13 @@ impl World {
         let board = Board::new(clock.clone(), trace.clone());
         plant(&scenario, &board, &store);
         store.borrow_mut().faults_on = matches!(scenario.weather, Weather::Storm | Weather::Flood);
-        let bays: Vec<Bay> = (0..)
-            .zip(&scenario.disks.sizes)
-            .map(|(number, (capacity, region, sector))| {
-                Bay::new(seed * 8 + number, *capacity, *region, *sector)
-            })
-            .collect();
-        let shared: Vec<_> = (0..)
-            .zip(&bays)
-            .map(|(number, bay)| bay.shared(number))
-            .collect();
-        let life = Life::start(&Process {
-            scenario: &scenario,
-            clock: &clock,
-            trace: &trace,
-            store: &store,
-            bays: &bays,
-            shared: &shared,
-            cores: scenario.cores,
-            life: 0,
-        })?;
+        let network = network(&scenario, &clock, &trace);
+        let nodes = (0..scenario.nodes.len()).map(|number| Node::new(&scenario, number));
+        let nodes = nodes.collect();
         let mut plan = Schedule::default();
         plan.push(Time(0) + scenario.heal_after, Event::Heal);
-        for (after, object) in &scenario.overwrites {
-            plan.push(Time(0) + *after, Event::Overwrite(*object));
-        }
-        for (number, (after, ..)) in scenario.restarts.iter().enumerate() {
-            plan.push(Time(0) + *after, Event::Restart(number));
+        for (after, change) in &scenario.changes {
+            plan.push(Time(0) + *after, Event::Change(*change));
         }
         let actors = scenario.roles.iter().enumerate().map(|(number, role)| {
             plan.push(Time(0), Event::Wake(number));
@@ -204,20 +190,30 @@ impl World {
         });
         let actors = actors.collect();
         let rng = SimRng::component(seed, "world", 0);
-        Ok(Self {
+        let facts = Facts::new(scenario.nodes.len());
+        let mut world = Self {
             scenario,
             clock,
             trace,
             rng,
             store,
             board,
-            bays,
-            life,
-            lives: 0,
+            network,
+            nodes,
+            roster: Roster::default(),
+            views: Vec::new(),
             actors,
             plan,
-            facts: Facts::default(),
-        })
+            facts,
+        };
+        world.found_group();
+        for number in 0..world.nodes.len() {
+            let NodePlan { is_up, cores, .. } = world.nodes[number].plan;
+            if is_up {
+                world.start(number, cores).map_err(io::Error::other)?;
+            }
+        }
+        Ok(world)
     }
 
     /// Faults, healing, a last look at every object, shutdown, audit.
@@ -238,6 +234,12 @@ impl World {
         }
         self.shut_down()?;
         let stats = self.ask_stats()?;
+        let strays = self.network.stray_writes();
+        if strays > 0 {
+            return Err(format!(
+                "{strays} answers landed in leases that had gone back"
+            ));
+        }
         self.facts
             .judge_run(&self.scenario, &self.store.borrow(), &stats)?;
         let mut all = self.facts.past.clone();
@@ -253,7 +255,7 @@ impl World {
     fn pass_until(&mut self, goal: impl Fn(&World) -> bool) -> Result<(), String> {
         loop {
             self.settle()?;
-            if self.handle_answers()? || self.handle_plan()? {
+            if self.handle_answers()? || self.follow_endings()? || self.handle_plan()? {
                 continue;
             }
             if let Some(violation) = self.board.violation() {
@@ -262,8 +264,14 @@ impl World {
             if goal(self) {
                 return Ok(());
             }
-            let seats = self.life.seats.iter().filter_map(Seat::next_at);
-            let Some(next) = seats.chain(self.plan.next_at()).min() else {
+            let seats = self.nodes.iter().flat_map(Node::seats);
+            let seats = seats.filter_map(Seat::next_at);
+            let others = self
+                .plan
+                .next_at()
+                .into_iter()
+                .chain(self.network.next_at());
+            let Some(next) = seats.chain(others).min() else {
                 let open = self.board.open();
                 return if open == 0 {
                     Ok(())
@@ -286,24 +294,30 @@ impl World {
         let now = self.clock.now();
         let mut turns = 0;
         loop {
-            let mut due: Vec<usize> = (0..self.life.seats.len())
-                .filter(|seat| self.life.seats[*seat].is_due(now))
-                .collect();
+            self.network.advance();
+            let mut due: Vec<(usize, usize)> = Vec::new();
+            for (number, node) in self.nodes.iter().enumerate() {
+                let seats = node.seats().iter().enumerate();
+                let its = seats.filter(|(_, seat)| seat.is_due(now));
+                due.extend(its.map(|(core, _)| (number, core)));
+            }
             if due.is_empty() {
                 return Ok(());
             }
             self.rng.shuffle(&mut due);
-            for number in due {
+            for (node, core) in due {
                 turns += 1;
                 if turns > TURNS_AT_ONE_TIME_MAX {
-                    return Err(format!("core {number} turns without end at one time"));
+                    return Err(format!(
+                        "core {core} of node {node} turns without end at one time"
+                    ));
                 }
-                self.turn(number);
+                self.turn(node, core);
             }
         }
     }
 
-    fn turn(&mut self, number: usize) {
+    fn turn(&mut self, node: usize, core: usize) {
         let budget = if self.scenario.small_turns {
             let (requests, completions) = (
                 self.rng.between(1, 4) as usize,
@@ -316,7 +330,9 @@ impl World {
         } else {
             Budget::default()
         };
-        self.life.seats[number].turn(budget);
+        if let Some(life) = &mut self.nodes[node].life {
+            life.seats[core].turn(budget);
+        }
     }
 
     fn handle_answers(&mut self) -> Result<bool, String> {
@@ -363,158 +379,34 @@ impl World {
         while let Some((_, event)) = self.plan.pop_due(now) {
             match event {
                 Event::Wake(number) => some |= self.wake(number),
-                Event::Overwrite(object) => self.overwrite(object),
-                Event::Restart(number) => {
-                    let (_, end, cores) = self.scenario.restarts[number];
-                    self.restart(end, cores)?;
+                Event::Change(change) => {
+                    self.change(change)?;
+                    some = true;
+                }
+                Event::View(node, life, placement) => {
+                    self.hear(node, life, &placement);
+                    some = true;
+                }
+                Event::Missed(node, life) => self.miss(node, life),
+                Event::Resume(node) => {
+                    self.resume(node);
                     some = true;
                 }
                 Event::Heal => {
                     self.trace.event(now, format_args!("heal"));
-                    for bay in &self.bays {
+                    for bay in self.nodes.iter().flat_map(|node| &node.bays) {
                         bay.media.borrow_mut().heal();
                     }
-                    self.store.borrow_mut().faults_on = false;
+                    self.network.heal();
+                    let mut store = self.store.borrow_mut();
+                    store.faults_on = false;
+                    store.forced = None;
+                    drop(store);
                     self.facts.healed_at = Some(now);
                 }
             }
         }
         Ok(some)
-    }
-
-    fn overwrite(&mut self, object: usize) {
-        let (key, size) = &self.scenario.objects[object];
-        let size = if self.rng.chance(500) {
-            *size
-        } else {
-            self.rng.between(1, *size)
-        };
-        let now = self.clock.now();
-        let version = self.store.borrow_mut().bucket.put(key, size, now);
-        self.trace.event(
-            now,
-            format_args!("overwrite {key} {} size {size}", version.validator),
-        );
-    }
-
-    fn wake(&mut self, number: usize) -> bool {
-        let Some(actor) = self.actors.get_mut(number) else {
-            return false;
-        };
-        let asks = actor.next_asks();
-        let some = !asks.is_empty();
-        for ask in asks {
-            self.ask(number, ask);
-        }
-        some
-    }
-
-    fn ask(&mut self, actor: usize, ask: Ask) {
-        let full = match &ask {
-            Ask::Read {
-                object,
-                offset,
-                len_bytes,
-                want_bytes,
-            } => !self.read(actor, object, *offset, *len_bytes, *want_bytes),
-            Ask::Prefetch {
-                object,
-                offset,
-                len_bytes,
-            } => {
-                self.facts
-                    .wanted
-                    .extend(sub_blocks(object, *offset, *len_bytes));
-                self.life.client.prefetch(object, *offset, *len_bytes);
-                false
-            }
-            Ask::Head(key) => {
-                let bucket = self.store.borrow().bucket.bucket.clone();
-                let ticket = self.ticket(actor, Question::Head(key.clone()));
-                self.life
-                    .client
-                    .head(&bucket, key.clone(), ticket.into_head())
-                    .is_err()
-            }
-            Ask::List(request) => {
-                let ticket = self.ticket(actor, Question::List(request.clone()));
-                self.life
-                    .client
-                    .list(request.clone(), ticket.into_list())
-                    .is_err()
-            }
-        };
-        if full && let Some(asker) = self.actors.get_mut(actor) {
-            asker.on_full(ask);
-            self.plan.push(
-                self.clock.now() + Duration::from_millis(1),
-                Event::Wake(actor),
-            );
-        }
-    }
-
-    fn ticket(&self, actor: usize, question: Question) -> Ticket {
-        let submitted = self.clock.now();
-        self.board.ask(Asked {
-            actor,
-            life: self.lives,
-            question,
-            submitted,
-            deadline: submitted + self.scenario.io_timeout,
-        })
-    }
-
-    /// Submits a read; false when the ring was full.
-    fn read(
-        &mut self,
-        actor: usize,
-        object: &Arc<ObjectVersion>,
-        offset: u64,
-        len_bytes: u32,
-        want_bytes: u32,
-    ) -> bool {
-        let valid = len_bytes as usize <= READ_BYTES_MAX;
-        let there = object
-            .size_bytes
-            .saturating_sub(offset)
-            .min(u64::from(len_bytes));
-        let due_bytes = if valid { there } else { 0 };
-        let delivered = &self.facts.delivered;
-        let in_memory =
-            sub_blocks(object, offset, due_bytes).all(|sub_block| delivered.contains(&sub_block));
-        // Small reads go straight to a disk that has the bytes, past the memory.
-        let resident = self.bays.is_empty() || self.lives == 0;
-        let instant = self.scenario.weather == Weather::Calm && valid && in_memory && resident;
-        let wanted = if due_bytes == 0 {
-            0
-        } else {
-            u64::from(want_bytes).max(due_bytes)
-        };
-        self.facts.wanted.extend(sub_blocks(object, offset, wanted));
-        let parts = parts(object, self.life.client.cores(), offset, due_bytes);
-        let question = Question::Read {
-            object: object.clone(),
-            offset,
-            len_bytes,
-            due_bytes: due_bytes as usize,
-            parts,
-            instant,
-        };
-        let ticket = self.ticket(actor, question);
-        match self
-            .life
-            .client
-            .read(object, offset, len_bytes, want_bytes, ticket)
-        {
-            Ok(()) => {
-                self.facts.parts += parts;
-                true
-            }
-            Err(Full(ticket)) => {
-                ticket.withdraw();
-                false
-            }
-        }
     }
 
     /// After everything healed, every object must be readable.
@@ -525,12 +417,17 @@ impl World {
             keys.filter_map(|key| Some(store.bucket.current(key)?.version.clone()))
                 .collect()
         };
-        for some in versions.chunks(FINAL_READS) {
-            for object in some {
-                let offset = self.rng.below(object.size_bytes);
-                self.read(usize::MAX, object, offset, FINAL_READ_BYTES, 0);
+        for node in 0..self.nodes.len() {
+            if self.nodes[node].life.is_none() {
+                continue;
             }
-            self.pass_until(|world| world.board.open() == 0)?;
+            for some in versions.chunks(FINAL_READS) {
+                for object in some {
+                    let offset = self.rng.below(object.size_bytes);
+                    self.read(usize::MAX, node, object, offset, FINAL_READ_BYTES, 0);
+                }
+                self.pass_until(|world| world.board.open() == 0)?;
+            }
         }
         Ok(())
     }
@@ -542,29 +439,34 @@ impl World {
             format_args!("shutdown with {} open", self.board.open()),
         );
         self.facts.stopped_at = Some(now);
-        self.facts.cut_short |= self
-            .life
-            .seats
+        let seats = self
+            .nodes
             .iter()
-            .any(|seat| seat.origin.under_way() > 0);
-        self.life.client.shutdown();
+            .flat_map(|node| &node.life)
+            .flat_map(|life| &life.seats);
+        self.facts.cut_short |= seats.map(|seat| seat.origin.under_way()).sum::<usize>() > 0;
         self.actors.iter_mut().for_each(Actor::retire);
-        // What comes after the shutdown is answered too.
-        let (key, _) = &self.scenario.objects[0];
+        let (key, _) = self.scenario.objects[0].clone();
         let object = self
             .store
             .borrow()
             .bucket
-            .current(key)
-            .map(|generation| generation.version.clone());
-        if let Some(object) = object {
-            self.read(usize::MAX, &object, 0, 4_096, 0);
+            .current(&key)
+            .map(|now| now.version.clone());
+        for number in 0..self.nodes.len() {
+            let Some(life) = &self.nodes[number].life else {
+                continue;
+            };
+            life.client.shutdown();
+            // What comes after the shutdown is answered too.
+            if let Some(object) = &object {
+                self.read(usize::MAX, number, object, 0, 4_096, 0);
+            }
         }
-        self.pass_until(|world| {
-            world.board.open() == 0 && world.life.seats.iter().all(Seat::is_quiet)
-        })?;
-        match self.life.seats.iter().position(|seat| !seat.is_quiet()) {
-            Some(core) => Err(format!("core {core} sleeps and is not quiet")),
+        let quiet = |node: &Node| node.life.as_ref().is_none_or(Life::is_quiet);
+        self.pass_until(|world| world.board.open() == 0 && world.nodes.iter().all(quiet))?;
+        match self.nodes.iter().position(|node| !quiet(node)) {
+            Some(node) => Err(format!("node {node} sleeps and is not quiet")),
             None => Ok(()),
         }
     }
@@ -572,12 +474,30 @@ impl World {
     fn ask_stats(&mut self) -> Result<Vec<CoreStats>, String> {
         let answers: Arc<Mutex<Vec<CoreStats>>> = Arc::default();
         let sink = answers.clone();
-        self.life
-            .client
-            .stats(move |stats| sink.lock().push(*stats));
+        let mut cores = 0;
+        for life in self.nodes.iter().filter_map(|node| node.life.as_ref()) {
+            let sink = sink.clone();
+            cores += life.client.cores();
+            life.client.stats(move |stats| sink.lock().push(*stats));
+        }
         self.settle()?;
-        Ok(std::mem::take(&mut *answers.lock()))
+        let answers = std::mem::take(&mut *answers.lock());
+        match answers.len() == cores {
+            true => Ok(answers),
+            false => Err(format!(
+                "cores that answered with their counters: {} of {cores}",
+                answers.len()
+            )),
+        }
     }
+}
+
+fn network(scenario: &Scenario, clock: &SimClock, trace: &Trace) -> SimNetwork {
+    let profile = match &scenario.group {
+        Some(group) => group.network.clone(),
+        None => NetProfile::default(),
+    };
+    SimNetwork::new(profile, clock.clone(), scenario.seed).traced(trace.clone())
 }
 
 fn plant(scenario: &Scenario, board: &Arc<Board>, store: &Rc<RefCell<OriginStore>>) {
