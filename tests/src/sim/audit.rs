@@ -11,7 +11,7 @@ use forebay_engine::stats::{CoreStats, Reason};
 
 use super::board::{Answered, DEADLINE_SLACK, Outcome, Question};
 use super::scenario::{Scenario, Weather};
-use super::store::OriginStore;
+use super::store::{OriginStore, SentAgain};
 
 /// What a run has come to.
 #[derive(Debug, Default)]
@@ -42,6 +42,8 @@ pub struct Facts {
     pub ends_began: BTreeMap<usize, Time>,
     /// A member ended, stood still or was killed.
     pub someone_was_away: bool,
+    /// When the members or their weights first changed.
+    view_changed_at: Option<Time>,
     /// From when to when nodes may have had different views.
     differed: Vec<(Time, Time)>,
     /// The number of cores has changed.
@@ -110,6 +112,7 @@ impl Facts {
 
     /// A new view came at `from`, and reached the last node at `to`.
     pub fn views_differed(&mut self, from: Time, to: Time) {
+        self.view_changed_at.get_or_insert(from);
         if to > from {
             self.differed.push((from, to + DIFFERING_VIEWS_SLACK));
         }
@@ -415,15 +418,18 @@ impl Facts {
     /// How often a sub-block was sent once more for a reason that is known.
     fn excused(&self, store: &OriginStore, sub_block: &(ObjectId, u64)) -> u32 {
         let before = self.forgotten.get(sub_block).copied().unwrap_or(0);
-        let known = |at: &Time| {
+        let known = |again: &SentAgain| {
+            let SentAgain { at, partly, .. } = again;
             let differing = |(from, to): &(Time, Time)| at >= from && at <= to;
+            // A former owner says only whether it has all of what it is asked for, which may be a chunk.
+            let parted = *partly && self.view_changed_at.is_some_and(|changed| *at >= changed);
             // Who stops cancels what it fetches; a member that stops a little later reads it itself.
             let stopping = self.stopped_at.is_some_and(|stopped| *at >= stopped);
-            stopping || self.differed.iter().any(differing)
+            stopping || parted || self.differed.iter().any(differing)
         };
         let again = store.sent_again.iter();
-        let its = again.filter(|(sent, _)| sent == sub_block);
-        before + its.filter(|(_, at)| known(at)).count() as u32
+        let its = again.filter(|again| again.sub_block == *sub_block);
+        before + its.filter(|again| known(again)).count() as u32
     }
 
     fn judge_single_flight(&self, store: &OriginStore, all: &CoreStats) -> Result<(), String> {
@@ -439,9 +445,9 @@ impl Facts {
                 again += u64::from(excused);
                 if *times > 1 + excused && !self.rehomed {
                     let again = store.sent_again.iter();
-                    let at: Vec<&Time> = again
-                        .filter(|(sent, _)| sent == sub_block)
-                        .map(|(_, at)| at)
+                    let at: Vec<Time> = again
+                        .filter(|again| again.sub_block == *sub_block)
+                        .map(|again| again.at)
                         .collect();
                     return Err(format!(
                         "sub-block {sub_block:?} was fetched {times} times, again at {at:?}"

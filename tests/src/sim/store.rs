@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_engine::arena::Lease;
 use forebay_engine::errors::OriginErrorKind;
 use forebay_engine::identity::{ObjectId, ObjectVersion};
-use forebay_engine::limits::SUB_BLOCK_BYTES;
+use forebay_engine::limits::{SUB_BLOCK_BYTES, SUB_BLOCKS_PER_CHUNK};
 use forebay_engine::ports::Time;
 
 use super::bucket::SimBucket;
@@ -69,6 +69,17 @@ pub enum OriginDefect {
     SentTwice,
 }
 
+/// A sub-block was sent once more.
+#[derive(Clone, Copy, Debug)]
+pub struct SentAgain {
+    /// Which.
+    pub sub_block: (ObjectId, u64),
+    /// When.
+    pub at: Time,
+    /// Until then only a part of its chunk had been sent.
+    pub partly: bool,
+}
+
 /// The service: its objects and its count.
 #[derive(Debug)]
 pub struct OriginStore {
@@ -82,8 +93,8 @@ pub struct OriginStore {
     pub sent_bytes: u64,
     /// How often each whole or part of a sub-block (number within the object) was sent.
     pub sent_sub_blocks: BTreeMap<(ObjectId, u64), u32>,
-    /// Those that were sent more than once, and when.
-    pub sent_again: Vec<((ObjectId, u64), Time)>,
+    /// Each sending of one that had been sent before.
+    pub sent_again: Vec<SentAgain>,
     /// GETs that began a body.
     pub bodies: u64,
     /// When a 403 was last sent.
@@ -120,11 +131,25 @@ impl OriginStore {
         if self.take_defect(OriginDefect::SentTwice) {
             *self.sent_sub_blocks.entry((object.id, first)).or_default() += 1;
         }
-        for number in first..=last {
+        let chunk = SUB_BLOCKS_PER_CHUNK as u64;
+        let subs = object.size_bytes.div_ceil(SUB_BLOCK_BYTES as u64);
+        let partly: Vec<bool> = (first..=last)
+            .map(|number| {
+                let start = number - number % chunk;
+                let mut all = start..(start + chunk).min(subs);
+                !all.all(|number| self.sent_sub_blocks.contains_key(&(object.id, number)))
+            })
+            .collect();
+        for (number, partly) in (first..=last).zip(partly) {
             let times = self.sent_sub_blocks.entry((object.id, number)).or_default();
             *times += 1;
             if *times > 1 {
-                self.sent_again.push(((object.id, number), at));
+                let sub_block = (object.id, number);
+                self.sent_again.push(SentAgain {
+                    sub_block,
+                    at,
+                    partly,
+                });
             }
         }
     }
