@@ -27,6 +27,15 @@ pub trait Reply: Send + 'static {
 /// A callback that gets an answer, on the core's thread; must not wait.
 pub type Callback<T> = Box<dyn FnOnce(T) + Send>;
 
+/// What the origin said, and when.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Told<T> {
+    /// What it said, or why it said nothing.
+    pub result: Result<T, OriginError>,
+    /// The origin was asked then, or later. Before the question came where a member of the group remembered it.
+    pub at: Time,
+}
+
 /// What travels through a core's ring.
 #[derive(Debug)]
 pub enum Request<R> {
@@ -113,20 +122,24 @@ pub struct HeadRequest {
     pub bucket: Arc<Bucket>,
     /// The whole key.
     pub key: Arc<str>,
+    /// How old what is remembered may be; zero: the origin is asked.
+    pub max_age: Duration,
     /// When it must be answered.
     pub deadline: Time,
     /// How.
-    pub reply: Callback<Result<ObjectMeta, OriginError>>,
+    pub reply: Callback<Told<ObjectMeta>>,
 }
 
 /// One page of a listing.
 pub struct ListPageRequest {
     /// What to list.
     pub request: ListRequest,
+    /// How old what is remembered may be; zero: the origin is asked.
+    pub max_age: Duration,
     /// When it must be answered.
     pub deadline: Time,
     /// How.
-    pub reply: Callback<Result<Arc<ListPage>, OriginError>>,
+    pub reply: Callback<Told<Arc<ListPage>>>,
 }
 
 /// A core's counters.
@@ -434,7 +447,8 @@ impl<R: Reply> Client<R> {
             })
     }
 
-    /// Attributes of `key`, from the origin; concurrent requests for one key share one HEAD.
+    /// Attributes of `key`, as the origin told them at most `max_age` ago; concurrent requests for one key share
+    /// HEADs.
     ///
     /// # Errors
     /// [`Full`] with the callback when the core's ring is full.
@@ -442,13 +456,15 @@ impl<R: Reply> Client<R> {
         &self,
         bucket: &Arc<Bucket>,
         key: Arc<str>,
-        reply: Callback<Result<ObjectMeta, OriginError>>,
-    ) -> Result<(), Full<Callback<Result<ObjectMeta, OriginError>>>> {
+        max_age: Duration,
+        reply: Callback<Told<ObjectMeta>>,
+    ) -> Result<(), Full<Callback<Told<ObjectMeta>>>> {
         let core = Slot::of_name(&key).core(self.rings.len());
         let deadline = self.clock.now() + self.io_timeout;
         let request = Request::Head(HeadRequest {
             bucket: bucket.clone(),
             key,
+            max_age,
             deadline,
             reply,
         });
@@ -460,7 +476,8 @@ impl<R: Reply> Client<R> {
             })
     }
 
-    /// One page of a listing, from the origin; concurrent requests for one page share one LIST.
+    /// One page of a listing, as the origin told it at most `max_age` ago; concurrent requests for one page share
+    /// LISTs.
     ///
     /// # Errors
     /// [`Full`] with the callback when the core's ring is full.
@@ -468,12 +485,14 @@ impl<R: Reply> Client<R> {
     pub fn list(
         &self,
         request: ListRequest,
-        reply: Callback<Result<Arc<ListPage>, OriginError>>,
-    ) -> Result<(), Full<Callback<Result<Arc<ListPage>, OriginError>>>> {
+        max_age: Duration,
+        reply: Callback<Told<Arc<ListPage>>>,
+    ) -> Result<(), Full<Callback<Told<Arc<ListPage>>>>> {
         let core = Slot::of_name(&request.prefix).core(self.rings.len());
         let deadline = self.clock.now() + self.io_timeout;
         let request = Request::List(ListPageRequest {
             request,
+            max_age,
             deadline,
             reply,
         });

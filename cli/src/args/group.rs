@@ -101,6 +101,10 @@ pub struct ServeArgs {
     #[arg(long, env = "FOREBAY_ATTR_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s",
           help_heading = "Files")]
     pub attr_ttl: Duration,
+    /// How long this member believes that a name that it owns does not exist; as for `mount`.
+    #[arg(long, env = "FOREBAY_NEGATIVE_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s",
+          help_heading = "Files")]
+    pub negative_ttl: Duration,
     /// Go to the background once it serves; without it, log to standard error until Ctrl-C.
     #[arg(short, long, env = "FOREBAY_BACKGROUND", value_parser = yes_or_no())]
     pub background: bool,

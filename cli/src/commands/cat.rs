@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use forebay_engine::client::{Callback, Client, Reply};
+use forebay_engine::client::{Callback, Client, Reply, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
 use forebay_engine::identity::ObjectVersion;
 use forebay_engine::limits::{READ_BYTES_MAX, STRIPE_BYTES};
@@ -79,10 +79,11 @@ fn write_object(assembly: &Assembly<PieceReply>, args: &CatArgs) -> Result<()> {
 fn find(assembly: &Assembly<PieceReply>, url: &ObjectUrl) -> Result<ObjectVersion> {
     let (client, bucket) = (assembly.engine.client(), assembly.bucket(&url.bucket));
     let (sender, receiver) = mpsc::channel();
-    let mut callback: Callback<Result<ObjectMeta, OriginError>> = Box::new(move |result| {
-        let _ = sender.send(result);
+    let mut callback: Callback<Told<ObjectMeta>> = Box::new(move |told| {
+        let _ = sender.send(told.result);
     });
-    while let Err(Full(back)) = client.head(&bucket, url.key.as_str().into(), callback) {
+    let key: Arc<str> = url.key.as_str().into();
+    while let Err(Full(back)) = client.head(&bucket, key.clone(), Duration::ZERO, callback) {
         callback = back;
         std::thread::sleep(Duration::from_millis(1));
     }

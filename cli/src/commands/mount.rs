@@ -95,6 +95,7 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let mounted = Arc::new(OnceLock::new());
     let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
     config.attr_ttl = args.files.attr_ttl;
+    config.negative_ttl = args.files.negative_ttl;
     config.core_death = core_death(place.clone(), control.path().to_owned(), mounted.clone());
 
     let plan = GroupPlan::new(&args.group, &args.cache.node, false)?;

@@ -80,6 +80,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
     let control = ControlSocket::bind(&socket)?;
     let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
     config.attr_ttl = args.attr_ttl;
+    config.negative_ttl = args.negative_ttl;
     config.core_death = core_death(name.to_owned(), control.path());
     let runtime = control_runtime()?;
     let (sender, ends) = mpsc::channel();

@@ -49,6 +49,8 @@ pub struct EngineConfig {
     pub verify_disks: bool,
     /// `--attr-ttl`: how long attributes and listings are believed.
     pub attr_ttl: Duration,
+    /// `--negative-ttl`: how long a name that does not exist is believed not to.
+    pub negative_ttl: Duration,
     /// `--origin-limit`: bytes per second from the origin.
     pub origin_limit: Option<u64>,
     /// `--peer-limit`: bytes per second from other members, and to them.
@@ -100,6 +102,7 @@ impl EngineConfig {
             io_timeout,
             verify_disks: true,
             attr_ttl: ATTR_TTL_DEFAULT,
+            negative_ttl: ATTR_TTL_DEFAULT,
             origin_limit: None,
             peer_limit: None,
             peers: None,
@@ -403,6 +406,7 @@ where
             me: peers.map_or(PeerId(0), |peers| peers.me),
             keep_copies: peers.is_some_and(|peers| peers.keep_copies),
             attr_ttl: config.attr_ttl,
+            negative_ttl: config.negative_ttl,
             origin_limit: per_core(config.origin_limit, cores),
             peer_limit: per_core(config.peer_limit, cores),
         },

@@ -1,86 +1,135 @@
 //! What a core that owns names remembers of the origin's answers, for the group: each is fetched once in its
-//! lifetime, whoever asks.
+//! lifetime, whoever asks. An asker says how old an answer may be for it, and is told how old it is.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::metadata::{Finding, Question};
-use crate::errors::{OriginError, OriginErrorKind};
+use crate::client::Told;
+use crate::errors::OriginErrorKind;
 use crate::limits::FINDINGS_BYTES_MAX;
-use crate::ports::Time;
+use crate::ports::{ListPage, Time};
 use crate::wire::call;
 
-type Outcome = Result<Finding, OriginError>;
+/// How long a page is kept at least, for the rest of it: it goes to peers in parts.
+const REST_OF_PAGE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Found {
-    outcome: Outcome,
+    told: Told<Finding>,
     until: Time,
+    /// Where it stands among the ends; not before `until`.
+    end: (Time, u64),
     len_bytes: usize,
 }
 
-/// Answers that are still good. The oldest are forgotten when there are too many.
+/// How long what was found is good.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lifetimes {
+    /// What there is.
+    pub present: Duration,
+    /// That there is nothing: no such key, nothing below a prefix.
+    pub absent: Duration,
+}
+
+impl Lifetimes {
+    fn of(self, told: &Told<Finding>) -> Option<Duration> {
+        match &told.result {
+            Ok(Finding::List(page)) if is_empty(page) => Some(self.absent.min(self.present)),
+            Ok(_) => Some(self.present),
+            Err(error) => (error.kind == OriginErrorKind::NotFound).then_some(self.absent),
+        }
+    }
+}
+
+fn is_empty(page: &ListPage) -> bool {
+    page.entries.is_empty() && page.left_out == 0 && page.next.is_none()
+}
+
+/// Answers that are still good. Those that end first are forgotten when there are too many.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     known: BTreeMap<Question, Found>,
-    /// In the order of their coming, which is that of their ends.
-    order: VecDeque<(Time, Question)>,
+    /// In the order of their ends.
+    ends: BTreeMap<(Time, u64), Question>,
+    learned: u64,
     len_bytes: usize,
 }
 
 impl Findings {
-    /// What the origin said not long ago.
-    pub fn get(&self, now: Time, question: &Question) -> Option<Outcome> {
+    /// What the origin was asked at `need` or later. For the rest of a page that was cut, the page is good longer.
+    pub fn get(
+        &self,
+        now: Time,
+        question: &Question,
+        need: Time,
+        is_rest: bool,
+    ) -> Option<Told<Finding>> {
         let found = self.known.get(question)?;
-        (found.until > now).then(|| found.outcome.clone())
+        let fresh = match is_rest {
+            true => now.since(found.told.at) < REST_OF_PAGE || found.until > now,
+            false => found.until > now && found.told.at >= need,
+        };
+        fresh.then(|| found.told.clone())
     }
 
-    /// Remembers an answer for `lifetime`: attributes, a page, or that there is no such key.
-    pub fn learn(&mut self, now: Time, lifetime: Duration, question: Question, outcome: &Outcome) {
-        let lasting = match outcome {
-            Ok(_) => true,
-            Err(error) => error.kind == OriginErrorKind::NotFound,
-        };
+    /// Remembers what the origin said: attributes, a page, or that there is no such key.
+    pub fn learn(
+        &mut self,
+        now: Time,
+        lifetimes: Lifetimes,
+        question: Question,
+        told: &Told<Finding>,
+    ) {
         self.forget(now);
-        if !lasting || lifetime.is_zero() {
+        let Some(lifetime) = lifetimes.of(told) else {
+            return;
+        };
+        let known = self.known.get(&question);
+        if known.is_some_and(|known| known.told.at > told.at) {
             return;
         }
-        let len_bytes = question.len_bytes() + outcome.as_ref().map_or(64, len_bytes);
-        let until = now + lifetime;
-        let found = Found {
-            outcome: outcome.clone(),
-            until,
-            len_bytes,
+        self.drop(&question);
+        let kept = match &told.result {
+            Ok(Finding::List(page)) if !is_empty(page) => lifetime.max(REST_OF_PAGE),
+            _ => lifetime,
         };
-        if let Some(old) = self.known.insert(question.clone(), found) {
-            self.len_bytes -= old.len_bytes;
+        self.learned += 1;
+        let end = (told.at + kept, self.learned);
+        if end.0 <= now {
+            return;
         }
-        self.order.push_back((until, question));
-        self.len_bytes += len_bytes;
-        while self.len_bytes > FINDINGS_BYTES_MAX && self.drop_oldest() {}
+        let found = Found {
+            told: told.clone(),
+            until: told.at + lifetime,
+            end,
+            len_bytes: question.len_bytes() + told.result.as_ref().map_or(64, len_bytes),
+        };
+        self.len_bytes += found.len_bytes;
+        self.ends.insert(end, question.clone());
+        self.known.insert(question, found);
+        while self.len_bytes > FINDINGS_BYTES_MAX
+            && let Some((_, first)) = self.ends.pop_first()
+        {
+            self.drop(&first);
+        }
     }
 
     /// Forgets what is no longer good.
     fn forget(&mut self, now: Time) {
-        while self.order.front().is_some_and(|(until, _)| *until <= now) {
-            self.drop_oldest();
+        while let Some(entry) = self.ends.first_entry()
+            && entry.key().0 <= now
+        {
+            let question = entry.remove();
+            self.drop(&question);
         }
     }
 
-    fn drop_oldest(&mut self) -> bool {
-        let Some((until, question)) = self.order.pop_front() else {
-            return false;
-        };
-        // Learned again since: it stands farther back, too.
-        if self
-            .known
-            .get(&question)
-            .is_some_and(|found| found.until == until)
-            && let Some(found) = self.known.remove(&question)
-        {
+    fn drop(&mut self, question: &Question) {
+        if let Some(found) = self.known.remove(question) {
+            self.ends.remove(&found.end);
             self.len_bytes -= found.len_bytes;
         }
-        true
     }
 }
 
@@ -96,30 +145,63 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::errors::OriginError;
     use crate::identity::{Bucket, Validator};
-    use crate::ports::ObjectMeta;
+    use crate::ports::{ListRequest, ObjectMeta};
 
     const SECOND: Duration = Duration::from_secs(1);
+    const LIFETIMES: Lifetimes = Lifetimes {
+        present: SECOND,
+        absent: SECOND,
+    };
 
-    fn question(n: u64) -> Question {
-        let bucket = Bucket {
+    fn bucket() -> Arc<Bucket> {
+        Arc::new(Bucket {
             endpoint: "e".into(),
             name: "b".into(),
-        };
-        Question::Head(Arc::new(bucket), n.to_string().into())
+        })
     }
 
-    fn outcome(n: u64) -> Outcome {
-        Ok(Finding::Head(ObjectMeta {
+    fn question(n: u64) -> Question {
+        Question::Head(bucket(), n.to_string().into())
+    }
+
+    fn listing(n: u64) -> Question {
+        Question::List(ListRequest {
+            bucket: bucket(),
+            prefix: format!("{n}/").into(),
+            delimited: true,
+            continuation: None,
+            entries_max: 1_000,
+        })
+    }
+
+    fn told(at: Time, n: u64) -> Told<Finding> {
+        let meta = ObjectMeta {
             key: "k".repeat(1_000).into(),
             size_bytes: n,
             validator: Validator::Modified(0),
             modified_ns: 0,
-        }))
+        };
+        Told {
+            result: Ok(Finding::Head(meta)),
+            at,
+        }
     }
 
-    fn size(outcome: Option<Outcome>) -> Option<u64> {
-        match outcome?.ok()? {
+    fn failed(at: Time, kind: OriginErrorKind) -> Told<Finding> {
+        Told {
+            result: Err(OriginError::new(kind, "scripted")),
+            at,
+        }
+    }
+
+    fn any(findings: &Findings, now: Time, question: &Question) -> Option<Told<Finding>> {
+        findings.get(now, question, Time(0), false)
+    }
+
+    fn size(told: Option<Told<Finding>>) -> Option<u64> {
+        match told?.result.ok()? {
             Finding::Head(meta) => Some(meta.size_bytes),
             Finding::List(_) => None,
         }
@@ -128,27 +210,84 @@ mod tests {
     #[test]
     fn an_answer_is_good_for_its_lifetime_and_a_newer_one_replaces_it() {
         let mut findings = Findings::default();
-        findings.learn(Time(0), SECOND, question(1), &outcome(10));
+        let mut learn = |now, n, size_bytes| {
+            findings.learn(now, LIFETIMES, question(n), &told(now, size_bytes));
+        };
+        learn(Time(0), 1, 10);
         let half = Time(500_000_000);
-        assert_eq!(size(findings.get(half, &question(1))), Some(10));
-        findings.learn(half, SECOND, question(1), &outcome(11));
+        learn(half, 1, 11);
         let over = Time(1_200_000_000);
-        findings.learn(over, SECOND, question(2), &outcome(12));
-        assert_eq!(size(findings.get(over, &question(1))), Some(11));
-        assert!(findings.get(Time(1_500_000_000), &question(1)).is_none());
-        findings.learn(Time(9_000_000_000), SECOND, question(3), &outcome(13));
+        learn(over, 2, 12);
+        assert_eq!(size(any(&findings, over, &question(1))), Some(11));
+        // An answer to a HEAD that was sent before comes later.
+        findings.learn(over, LIFETIMES, question(1), &told(Time(300_000_000), 9));
+        assert_eq!(size(any(&findings, over, &question(1))), Some(11));
+        assert!(any(&findings, Time(1_500_000_000), &question(1)).is_none());
+        let late = Time(9_000_000_000);
+        findings.learn(late, LIFETIMES, question(3), &told(late, 13));
+        assert_eq!((findings.known.len(), findings.ends.len()), (1, 1));
+        // An answer that took longer than it is good.
+        findings.learn(late, LIFETIMES, question(4), &told(Time(0), 14));
         assert_eq!(findings.known.len(), 1);
     }
 
     #[test]
-    fn an_absent_key_is_remembered_and_a_failure_is_not() {
+    fn an_asker_gets_nothing_older_than_it_takes() {
         let mut findings = Findings::default();
-        for (n, kind) in [(1, OriginErrorKind::NotFound), (2, OriginErrorKind::Denied)] {
-            let failed = Err(OriginError::new(kind, "scripted"));
-            findings.learn(Time(0), SECOND, question(n), &failed);
-        }
-        assert!(matches!(findings.get(Time(1), &question(1)), Some(Err(_))));
-        assert!(findings.get(Time(1), &question(2)).is_none());
+        findings.learn(Time(7), LIFETIMES, question(1), &told(Time(7), 10));
+        let get = |need| findings.get(Time(9), &question(1), need, false);
+        assert_eq!(get(Time(7)).map(|told| told.at), Some(Time(7)));
+        assert!(get(Time(8)).is_none());
+    }
+
+    #[test]
+    fn what_is_absent_ends_by_its_own_time() {
+        let lifetimes = Lifetimes {
+            present: 600 * SECOND,
+            absent: SECOND,
+        };
+        let mut findings = Findings::default();
+        findings.learn(Time(0), lifetimes, question(1), &told(Time(0), 10));
+        let gone = failed(Time(1), OriginErrorKind::NotFound);
+        findings.learn(Time(1), lifetimes, question(2), &gone);
+        let denied = failed(Time(1), OriginErrorKind::Denied);
+        findings.learn(Time(1), lifetimes, question(3), &denied);
+        let empty = Told {
+            result: Ok(Finding::List(Arc::default())),
+            at: Time(1),
+        };
+        findings.learn(Time(1), lifetimes, listing(4), &empty);
+        let known = |findings: &Findings, now| {
+            let all = [question(1), question(2), question(3), listing(4)];
+            all.map(|question| any(findings, now, &question).is_some())
+        };
+        assert_eq!(known(&findings, Time(2)), [true, true, false, true]);
+        let later = Time(1_000_000_001);
+        assert_eq!(known(&findings, later), [true, false, false, false]);
+        // They leave, though what came before them stays.
+        findings.learn(later, lifetimes, question(5), &told(later, 1));
+        assert_eq!((findings.known.len(), findings.ends.len()), (2, 2));
+    }
+
+    #[test]
+    fn a_page_is_kept_for_the_rest_of_it() {
+        let lifetimes = Lifetimes {
+            present: Duration::ZERO,
+            absent: Duration::ZERO,
+        };
+        let page = ListPage {
+            next: Some("more".into()),
+            ..ListPage::default()
+        };
+        let told = Told {
+            result: Ok(Finding::List(Arc::new(page))),
+            at: Time(0),
+        };
+        let mut findings = Findings::default();
+        findings.learn(Time(1), lifetimes, listing(1), &told);
+        let get = |now: Time, is_rest| findings.get(now, &listing(1), now, is_rest).is_some();
+        assert_eq!([get(Time(2), false), get(Time(2), true)], [false, true]);
+        assert!(!get(Time(5_000_000_000), true));
     }
 
     #[test]
@@ -156,11 +295,14 @@ mod tests {
         let mut findings = Findings::default();
         let last = 2 * FINDINGS_BYTES_MAX as u64 / 1_000;
         for n in 0..=last {
-            findings.learn(Time(n), SECOND, question(n), &outcome(n));
+            findings.learn(Time(n), LIFETIMES, question(n), &told(Time(n), n));
         }
         assert!(findings.len_bytes <= FINDINGS_BYTES_MAX);
-        assert_eq!(findings.order.len(), findings.known.len());
-        assert_eq!(size(findings.get(Time(last), &question(last))), Some(last));
-        assert!(findings.get(Time(last), &question(0)).is_none());
+        assert_eq!(findings.ends.len(), findings.known.len());
+        assert_eq!(
+            size(any(&findings, Time(last), &question(last))),
+            Some(last)
+        );
+        assert!(any(&findings, Time(last), &question(0)).is_none());
     }
 }

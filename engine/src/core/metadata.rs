@@ -1,31 +1,42 @@
-//! A metadata request's life: one HEAD or one listing page, shared by all who ask meanwhile.
+//! A metadata request's life: HEADs or listing pages, shared by all who ask meanwhile.
 //!
 //! ```text
-//! asked -> ready -> at the member that owns the name -> answered
-//!            |         | no answer: at the origin
-//!            +-> at the origin -> answered
+//! asked -> ready -> at the member that owns the name, then at its stand-ins -> answered
+//!            |         | nobody answers: at the origin
+//!            +-> at the origin -> answered; too old for some: ready again for those
 //!            ^        | failed, transient, someone's deadline ahead
 //!            +- back-off      | failed for good: everyone gets the error
 //! ```
-//! In a group the owner of a name remembers the answer for its lifetime ([`super::findings`]).
-//! Each asker has a deadline of its own and is answered by it, whatever the origin does.
+//! In a group the owner of a name remembers the answer for its lifetime ([`super::findings`]). Each asker says how
+//! old an answer may be, and is told when the origin was asked. Each has a deadline of its own and is answered by
+//! it, whatever the origin does.
+//!
+//! | file | role |
+//! |---|---|
+//! | `question` | what is asked, by whom, and what the origin said |
+//! | `owner` | asking other members |
+
+mod owner;
+mod question;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::group::How;
+use owner::Turned;
+use question::{Asker, Who};
+pub(super) use question::{Finding, Question};
+
+use super::findings::Lifetimes;
+use super::group::Route;
 use super::timers::Due;
 use super::{Core, Tagged, retry};
-use crate::arena::Share;
-use crate::client::{Callback, HeadRequest, ListPageRequest};
+use crate::client::{HeadRequest, ListPageRequest, Told};
 use crate::errors::{OriginError, OriginErrorKind};
-use crate::identity::{Bucket, Slot};
-use crate::limits::{CHUNK_BYTES, SUB_BLOCK_BYTES};
 use crate::ports::{
-    Class, FetchTag, Full, HeadOp, ListOp, ListPage, ListRequest, ObjectMeta, Origin, OriginOp,
-    OriginTag, PeerId, Platform, RequestHandle, Time, Transport, TransportError, TransportOp,
+    FetchTag, Full, HeadOp, ListOp, Origin, OriginOp, OriginTag, Platform, RequestHandle, Time,
+    Transport,
 };
-use crate::wire::call::{Call, CallAnswer};
 use crate::wire::listing;
 
 /// Names a metadata request; never reused.
@@ -33,100 +44,6 @@ use crate::wire::listing;
 pub(super) struct LookupKey {
     slot: usize,
     id: u64,
-}
-
-/// What is asked.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Question {
-    Head(Arc<Bucket>, Arc<str>),
-    List(ListRequest),
-}
-
-impl Question {
-    /// What it takes in memory, about.
-    pub fn len_bytes(&self) -> usize {
-        96 + match self {
-            Question::Head(_, key) => key.len(),
-            Question::List(request) => {
-                request.prefix.len() + request.continuation.as_ref().map_or(0, |next| next.len())
-            }
-        }
-    }
-
-    /// The name that decides who owns it.
-    fn name(&self) -> &str {
-        match self {
-            Question::Head(_, key) => key,
-            Question::List(request) => &request.prefix,
-        }
-    }
-
-    /// As the origin understands it.
-    fn source(&self) -> Question {
-        match self {
-            // A garbled continuation was refused when it was asked.
-            Question::List(request) => {
-                Question::List(listing::source(request).unwrap_or_else(|_| request.clone()))
-            }
-            head => head.clone(),
-        }
-    }
-
-    fn as_call(&self) -> Call {
-        match self {
-            Question::Head(bucket, key) => Call::Head {
-                bucket: bucket.clone(),
-                key: key.clone(),
-            },
-            Question::List(request) => Call::List(request.clone()),
-        }
-    }
-
-    /// What is asked for, for people.
-    fn subject(&self) -> String {
-        match self {
-            Question::Head(bucket, key) => format!("attributes of {bucket}/{key:?}"),
-            Question::List(request) => {
-                format!("listing of {}/{:?}", request.bucket, request.prefix)
-            }
-        }
-    }
-}
-
-/// What the origin said.
-#[derive(Clone, Debug)]
-pub(super) enum Finding {
-    Head(ObjectMeta),
-    List(Arc<ListPage>),
-}
-
-/// Who wants to know.
-enum Asker {
-    Head(Callback<Result<ObjectMeta, OriginError>>),
-    List(Callback<Result<Arc<ListPage>, OriginError>>),
-    /// A peer.
-    Peer(RequestHandle, u32),
-}
-
-fn mismatch() -> OriginError {
-    let kind = OriginErrorKind::BadAnswer;
-    OriginError::new(kind, "the origin answered something else")
-}
-
-impl Asker {
-    /// Answers an asker of this node; a peer is given back.
-    fn tell(self, finding: Result<Finding, OriginError>) -> Option<(RequestHandle, u32)> {
-        match (self, finding) {
-            (Asker::Peer(handle, room_bytes), _) => return Some((handle, room_bytes)),
-            (Asker::Head(reply), Ok(Finding::Head(meta))) => reply(Ok(meta)),
-            (Asker::Head(reply), Ok(_)) => reply(Err(mismatch())),
-            (Asker::Head(reply), Err(error)) => reply(Err(error)),
-            (Asker::List(reply), Ok(Finding::List(page))) => reply(Ok(page)),
-            (Asker::List(reply), Ok(_)) => reply(Err(mismatch())),
-            (Asker::List(reply), Err(error)) => reply(Err(error)),
-        }
-        None
-    }
 }
 
 #[derive(Debug)]
@@ -145,11 +62,15 @@ pub(super) struct Lookup {
     id: u64,
     question: Question,
     /// In no order: deadlines are stamped before requests race into the ring.
-    askers: VecDeque<(Time, Asker)>,
+    askers: VecDeque<Asker>,
     attempt: u32,
     state: State,
-    /// The owner did not help: the origin is asked.
-    passed_over: bool,
+    /// When what is under way began.
+    began: Time,
+    /// Whom to ask before the origin; none: not decided yet.
+    route: Option<Route>,
+    /// How long the one whose turn it is may take.
+    step_until: Option<Time>,
     /// When the state machine must move by itself: attempt stalled, back-off over.
     step_at: Time,
     timer_at: Time,
@@ -157,8 +78,14 @@ pub(super) struct Lookup {
 
 impl Lookup {
     fn last_deadline(&self) -> Time {
-        let deadlines = self.askers.iter().map(|(deadline, _)| *deadline);
+        let deadlines = self.askers.iter().map(|asker| asker.deadline);
         deadlines.max().unwrap_or_default()
+    }
+
+    /// Since when the origin is to have been asked, for all.
+    fn need(&self) -> Time {
+        let needs = self.askers.iter().map(|asker| asker.need);
+        needs.max().unwrap_or_default()
     }
 }
 
@@ -189,12 +116,16 @@ fn shutdown_error() -> OriginError {
 impl<P: Platform> Core<P> {
     pub(super) fn accept_head(&mut self, now: Time, request: HeadRequest) {
         let question = Question::Head(request.bucket, request.key);
-        self.ask(now, question, request.deadline, Asker::Head(request.reply));
+        let who = Who::Head(request.reply);
+        let asker = Asker::new(now, request.max_age, request.deadline, who);
+        self.ask(now, question, asker);
     }
 
     pub(super) fn accept_list(&mut self, now: Time, request: ListPageRequest) {
         let question = Question::List(request.request);
-        self.ask(now, question, request.deadline, Asker::List(request.reply));
+        let who = Who::List(request.reply);
+        let asker = Asker::new(now, request.max_age, request.deadline, who);
+        self.ask(now, question, asker);
     }
 
     /// A peer asks, through a call with room for so many bytes of answer.
@@ -202,39 +133,46 @@ impl<P: Platform> Core<P> {
         &mut self,
         now: Time,
         question: Question,
+        max_age_ms: u32,
         deadline: Time,
         peer: (RequestHandle, u32),
     ) {
-        self.ask(now, question, deadline, Asker::Peer(peer.0, peer.1));
+        // That the origin does not answer is to be told before the peer takes this node for silent.
+        let deadline = now + deadline.since(now) / 8 * 7;
+        let max_age = Duration::from_millis(max_age_ms.into());
+        let who = Who::Peer(peer.0, peer.1);
+        self.ask(now, question, Asker::new(now, max_age, deadline, who));
     }
 
-    fn ask(&mut self, now: Time, question: Question, deadline: Time, asker: Asker) {
-        let garbled = match &question {
-            Question::List(request) => listing::source(request).is_err(),
-            Question::Head(..) => false,
-        };
+    fn ask(&mut self, now: Time, question: Question, asker: Asker) {
         let refusal = if self.shutting_down {
             Some(shutdown_error())
-        } else if garbled {
+        } else if question.is_garbled() {
             let kind = OriginErrorKind::BadAnswer;
             Some(OriginError::new(
                 kind,
                 "the listing's continuation is garbled",
             ))
-        } else if deadline <= now {
-            Some(timeout_error(&question))
+        } else if asker.deadline <= now {
+            Some(question.timeout())
         } else {
             None
         };
         if let Some(error) = refusal {
-            return self.tell(asker, &question, Err(error));
+            let result = Err(error);
+            return self.tell(asker, &question, Told { result, at: now });
         }
-        if let Some(known) = self.findings.get(now, &question.source()) {
+        let (source, is_rest) = (question.source(), question.is_rest());
+        if let Some(known) = self.findings.get(now, &source, asker.need, is_rest) {
             return self.tell(asker, &question, known);
         }
         if let Some(key) = self.lookups.by_question.get(&question).copied() {
+            let is_peer = asker.is_peer();
             if let Some(lookup) = self.lookups.get(key) {
-                lookup.askers.push_back((deadline, asker));
+                lookup.askers.push_back(asker);
+            }
+            if is_peer {
+                self.end_here(key);
             }
             return self.set_lookup_timer(key);
         }
@@ -246,10 +184,12 @@ impl<P: Platform> Core<P> {
         self.lookups.all.insert(Lookup {
             id: key.id,
             question,
-            askers: VecDeque::from([(deadline, asker)]),
+            askers: VecDeque::from([asker]),
             attempt: 0,
             state: State::Ready,
-            passed_over: false,
+            began: now,
+            route: None,
+            step_until: None,
             step_at: Time::NEVER,
             timer_at: Time::NEVER,
         });
@@ -270,7 +210,7 @@ impl<P: Platform> Core<P> {
         let first = lookup
             .askers
             .iter()
-            .map(|(deadline, _)| *deadline)
+            .map(|asker| asker.deadline)
             .min()
             .unwrap_or(Time::NEVER);
         let at = lookup.step_at.min(first);
@@ -294,8 +234,13 @@ impl<P: Platform> Core<P> {
                 continue;
             }
             let deadline = lookup.last_deadline();
-            if !lookup.passed_over && self.ask_owner(now, key) {
-                continue;
+            match self.ask_owner(now, key) {
+                Turned::Asked => continue,
+                Turned::Waits => {
+                    self.wait_for_room(now, key);
+                    continue;
+                }
+                Turned::ToOrigin => {}
             }
             let Some(lookup) = self.lookups.get(key) else {
                 continue;
@@ -331,6 +276,7 @@ impl<P: Platform> Core<P> {
                     cancelled: false,
                 };
                 lookup.step_at = now + stall;
+                lookup.began = now;
             }
             self.tags.insert(tag.0, Tagged::Lookup(key));
             self.stats.heads += u64::from(is_head);
@@ -350,13 +296,17 @@ impl<P: Platform> Core<P> {
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
-        let question = lookup.question.source();
+        let (question, at) = (lookup.question.source(), lookup.began);
+        let told = Told { result, at };
         if self.group.view().is_some() {
-            let lifetime = self.config.attr_ttl;
-            self.findings.learn(now, lifetime, question, &result);
+            let lifetimes = Lifetimes {
+                present: self.config.attr_ttl,
+                absent: self.config.negative_ttl,
+            };
+            self.findings.learn(now, lifetimes, question, &told);
         }
-        let error = match result {
-            Ok(_) => return self.end_lookup(key, result),
+        let error = match told.result {
+            Ok(_) => return self.settle(key, told),
             Err(error) => error,
         };
         let Some(lookup) = self.lookups.get(key) else {
@@ -381,142 +331,68 @@ impl<P: Platform> Core<P> {
         {
             tracing::warn!(%subject, %error, left_out, "asking the origin failed");
         }
-        self.end_lookup(key, Err(error));
+        let result = Err(error);
+        self.settle(key, Told { result, at });
     }
 
-    fn end_lookup(&mut self, key: LookupKey, result: Result<Finding, OriginError>) {
+    /// Tells those whom an answer is new enough for; for the others the question is asked once more.
+    fn settle(&mut self, key: LookupKey, told: Told<Finding>) {
+        let is_fact = match &told.result {
+            Ok(_) => true,
+            Err(error) => error.kind == OriginErrorKind::NotFound,
+        };
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        if !is_fact || lookup.need() <= told.at {
+            return self.end_lookup(key, told);
+        }
+        let (served, rest) = std::mem::take(&mut lookup.askers)
+            .into_iter()
+            .partition::<VecDeque<_>, _>(|asker| asker.need <= told.at);
+        lookup.askers = rest;
+        lookup.attempt = 0;
+        lookup.state = State::Ready;
+        lookup.step_at = Time::NEVER;
+        let question = lookup.question.clone();
+        self.lookups.ready.push_back(key);
+        self.set_lookup_timer(key);
+        for asker in served {
+            self.tell(asker, &question, told.clone());
+        }
+    }
+
+    fn end_lookup(&mut self, key: LookupKey, told: Told<Finding>) {
         if self.lookups.get(key).is_none() {
             return;
         }
         let lookup = self.lookups.all.remove(key.slot);
         self.lookups.by_question.remove(&lookup.question);
         self.timers.clear(lookup.timer_at, Due::Lookup(key));
-        for (_, asker) in lookup.askers {
-            self.tell(asker, &lookup.question, result.clone());
+        for asker in lookup.askers {
+            self.tell(asker, &lookup.question, told.clone());
         }
     }
 
-    fn tell(&mut self, asker: Asker, question: &Question, result: Result<Finding, OriginError>) {
+    fn tell(&mut self, asker: Asker, question: &Question, told: Told<Finding>) {
+        let Told { result, at } = told;
+        let room_bytes = asker.room_bytes();
         // Of a page that was cut on its way, the part that was asked for.
         let result = match (question, result) {
-            (Question::List(request), Ok(Finding::List(page))) => {
-                let room_bytes = match asker {
-                    Asker::Peer(_, room_bytes) => room_bytes as usize,
-                    _ => usize::MAX,
-                };
-                match request.continuation.is_none() && room_bytes == usize::MAX {
-                    true => Ok(Finding::List(page)),
-                    false => listing::part(&page, request, room_bytes)
-                        .map(|part| Finding::List(Arc::new(part)))
-                        .map_err(|error| {
-                            OriginError::new(OriginErrorKind::BadAnswer, error.to_string())
-                        }),
-                }
+            (Question::List(request), Ok(Finding::List(page)))
+                if request.continuation.is_some() || room_bytes != usize::MAX =>
+            {
+                listing::part(&page, request, room_bytes)
+                    .map(|part| Finding::List(Arc::new(part)))
+                    .map_err(|error| {
+                        OriginError::new(OriginErrorKind::BadAnswer, error.to_string())
+                    })
             }
             (_, result) => result,
         };
-        if let Some((handle, room_bytes)) = asker.tell(result.clone()) {
-            let failure = |error: OriginError| (error.kind, error.detail);
-            let answer = match (question, result) {
-                (Question::Head(..), Ok(Finding::Head(meta))) => CallAnswer::Head(Ok(meta)),
-                (Question::List(_), Ok(Finding::List(page))) => {
-                    CallAnswer::List(Ok(Arc::unwrap_or_clone(page)))
-                }
-                (Question::Head(..), result) => {
-                    CallAnswer::Head(Err(failure(result.err().unwrap_or_else(mismatch))))
-                }
-                (Question::List(_), result) => {
-                    CallAnswer::List(Err(failure(result.err().unwrap_or_else(mismatch))))
-                }
-            };
+        if let Some((handle, room_bytes, answer)) = asker.tell(question, Told { result, at }) {
             self.answer_call(handle, &answer, room_bytes);
         }
-    }
-
-    /// Asks the member that owns the name, if that is another one; false: the origin is to be asked.
-    fn ask_owner(&mut self, now: Time, key: LookupKey) -> bool {
-        let stall = retry::stall_limit(self.config.io_timeout);
-        let Some(lookup) = self.lookups.get(key) else {
-            return false;
-        };
-        let slot = Slot::of_name(lookup.question.name());
-        let room_bytes = match lookup.question {
-            Question::Head(..) => SUB_BLOCK_BYTES,
-            Question::List(_) => CHUNK_BYTES,
-        };
-        // A peer's question ends here, whoever owns the name by now.
-        let of_peer = |(_, asker): &(Time, Asker)| matches!(asker, Asker::Peer(..));
-        let for_peer = lookup.askers.iter().any(of_peer);
-        let (deadline, body) = (lookup.last_deadline(), lookup.question.as_call().encode());
-        let owner = self.group.route(now, slot, false).step();
-        let owner = owner.filter(|step| step.how == How::AsOwner && !for_peer);
-        let Some(to) = owner.and_then(|step| self.group.core_of(step.peer, slot)) else {
-            return false;
-        };
-        let Ok(lease) = self.lease(room_bytes, Share::Demand) else {
-            return false;
-        };
-        let tag = FetchTag(self.next_id());
-        let op = TransportOp::Call {
-            tag,
-            to,
-            class: Class::Demand,
-            body,
-            lease,
-            deadline: deadline.min(now + stall),
-        };
-        if self.parts.transport.submit(op).is_err() {
-            return false;
-        }
-        self.tags.insert(tag.0, Tagged::Question(key, to.peer));
-        if let Some(lookup) = self.lookups.get(key) {
-            lookup.state = State::AtPeer(tag);
-        }
-        self.set_lookup_timer(key);
-        true
-    }
-
-    /// The owner of a name answered, or did not.
-    pub(super) fn owner_told(
-        &mut self,
-        now: Time,
-        key: LookupKey,
-        peer: PeerId,
-        outcome: Result<&[u8], Option<TransportError>>,
-    ) {
-        let told = match outcome {
-            Ok(bytes) => {
-                self.group.answered(peer);
-                match CallAnswer::decode(bytes) {
-                    Ok(CallAnswer::Head(result)) => Some(result.map(Finding::Head)),
-                    Ok(CallAnswer::List(result)) => {
-                        Some(result.map(|page| Finding::List(Arc::new(page))))
-                    }
-                    Ok(_) | Err(_) => None,
-                }
-            }
-            Err(error) => {
-                if error.is_some_and(|error| error != TransportError::Cancelled) {
-                    self.stats.peer_failures += 1;
-                    let in_time = error != Some(TransportError::Timeout);
-                    self.group.failed(now, peer, in_time, &mut self.parts.rng);
-                }
-                None
-            }
-        };
-        let Some(lookup) = self.lookups.get(key) else {
-            return;
-        };
-        let told = told.map(|told| told.map_err(|(kind, text)| OriginError::new(kind, text)));
-        match told {
-            Some(Err(error)) if error.kind.is_transient() => {}
-            Some(result) => return self.end_lookup(key, result),
-            None => {}
-        }
-        lookup.passed_over = true;
-        lookup.state = State::Ready;
-        self.lookups.ready.push_back(key);
-        self.set_lookup_timer(key);
     }
 
     /// A lookup's timer is due.
@@ -527,10 +403,13 @@ impl<P: Platform> Core<P> {
         lookup.timer_at = Time::NEVER;
         let (late, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut lookup.askers)
             .into_iter()
-            .partition(|(deadline, _)| *deadline <= now);
+            .partition(|asker| asker.deadline <= now);
         lookup.askers = rest;
-        let lookup_question = lookup.question.clone();
-        let error = timeout_error(&lookup_question);
+        let question = lookup.question.clone();
+        let told = Told {
+            result: Err(question.timeout()),
+            at: now,
+        };
         let (mut cancel, mut cancel_peer) = (None, None);
         let forsaken = lookup.askers.is_empty();
         if let State::AtPeer(tag) = lookup.state
@@ -557,12 +436,11 @@ impl<P: Platform> Core<P> {
         if let Some(tag) = cancel_peer {
             self.parts.transport.cancel(tag);
         }
-        let question = lookup_question;
-        for (_, asker) in late {
-            self.tell(asker, &question, Err(error.clone()));
+        for asker in late {
+            self.tell(asker, &question, told.clone());
         }
         if forsaken {
-            self.end_lookup(key, Err(error));
+            self.end_lookup(key, told);
         } else {
             self.set_lookup_timer(key);
         }
@@ -570,6 +448,7 @@ impl<P: Platform> Core<P> {
 
     /// Answers everyone who waits for metadata.
     pub(super) fn refuse_all_lookups(&mut self) {
+        let at = self.now;
         let keys: Vec<LookupKey> = self
             .lookups
             .all
@@ -596,17 +475,8 @@ impl<P: Platform> Core<P> {
                 let tag = *tag;
                 self.parts.transport.cancel(tag);
             }
-            self.end_lookup(key, Err(shutdown_error()));
+            let result = Err(shutdown_error());
+            self.end_lookup(key, Told { result, at });
         }
     }
-}
-
-fn timeout_error(question: &Question) -> OriginError {
-    OriginError::new(
-        OriginErrorKind::Timeout,
-        format!(
-            "no {} in time; see whether the endpoint answers, or raise --io-timeout",
-            question.subject()
-        ),
-    )
 }

@@ -121,6 +121,8 @@ pub struct CoreConfig {
     pub keep_copies: bool,
     /// `--attr-ttl`: how long the owner of a name remembers what the origin said of it, in a group.
     pub attr_ttl: Duration,
+    /// `--negative-ttl`: how long it remembers that there is nothing of a name.
+    pub negative_ttl: Duration,
     /// This core's part of `--origin-limit`, bytes per second of GETs; none: no limit.
     pub origin_limit: Option<u64>,
     /// This core's part of `--peer-limit`, bytes per second asked of other members, and as many given to them.

@@ -171,12 +171,8 @@ impl<P: Platform> Core<P> {
                     }
                     Some(Tagged::Question(key, peer)) => {
                         let bytes = lease.bytes().get(..len_bytes as usize).unwrap_or_default();
-                        let outcome = match result {
-                            Ok(FetchStatus::Bytes) => Ok(bytes),
-                            Ok(_) => Err(None),
-                            Err(error) => Err(Some(error)),
-                        };
-                        self.owner_told(now, key, peer, outcome);
+                        let outcome = result.map(|status| (status, bytes));
+                        self.owner_told(now, key, (peer, tag), outcome);
                     }
                     Some(Tagged::Job(key, tag)) => {
                         let bytes = lease.bytes().get(..len_bytes as usize);
@@ -375,12 +371,20 @@ impl<P: Platform> Core<P> {
                 self.serving.names.learn(object);
                 Some(CallAnswer::Done)
             }
-            Ok(Call::Head { bucket, key }) => {
+            Ok(Call::Head {
+                bucket,
+                key,
+                max_age_ms,
+            }) => {
                 let question = Question::Head(bucket, key);
-                return self.accept_question(now, question, deadline, peer);
+                return self.accept_question(now, question, max_age_ms, deadline, peer);
             }
-            Ok(Call::List(request)) => {
-                return self.accept_question(now, Question::List(request), deadline, peer);
+            Ok(Call::List {
+                request,
+                max_age_ms,
+            }) => {
+                let question = Question::List(request);
+                return self.accept_question(now, question, max_age_ms, deadline, peer);
             }
             Ok(Call::Warm {
                 object,

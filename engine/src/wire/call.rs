@@ -23,9 +23,16 @@ pub enum Call {
         bucket: Arc<Bucket>,
         /// The whole key.
         key: Arc<str>,
+        /// How old what is remembered may be when the question comes, in milliseconds; 0: ask the origin.
+        max_age_ms: u32,
     },
     /// One page of a listing.
-    List(ListRequest),
+    List {
+        /// Which.
+        request: ListRequest,
+        /// As for `Head`.
+        max_age_ms: u32,
+    },
     /// Bring these bytes to where they belong and keep them there. Answered, with nothing, when they are there.
     Warm {
         /// Which version.
@@ -60,10 +67,20 @@ pub enum Call {
 pub enum CallAnswer {
     /// Done.
     Done,
-    /// Attributes, or why there are none.
-    Head(Result<ObjectMeta, (OriginErrorKind, Box<str>)>),
-    /// A listing page, or why there is none.
-    List(Result<ListPage, (OriginErrorKind, Box<str>)>),
+    /// Attributes.
+    Head {
+        /// They, or why there are none.
+        result: Result<ObjectMeta, (OriginErrorKind, Box<str>)>,
+        /// How old that was when the question came, in milliseconds, rounded up; 0: the origin was asked after it.
+        age_ms: u32,
+    },
+    /// A listing page.
+    List {
+        /// It, or why there is none.
+        result: Result<ListPage, (OriginErrorKind, Box<str>)>,
+        /// As for `Head`.
+        age_ms: u32,
+    },
     /// Bytes of the range that are cached.
     Cached {
         /// In memory or on disk.
@@ -88,13 +105,22 @@ impl Call {
                 out.u8(DESCRIBE);
                 put_object(&mut out, object);
             }
-            Call::Head { bucket, key } => {
+            Call::Head {
+                bucket,
+                key,
+                max_age_ms,
+            } => {
                 out.u8(HEAD);
+                out.u32(*max_age_ms);
                 put_bucket(&mut out, bucket);
                 out.text(key);
             }
-            Call::List(request) => {
+            Call::List {
+                request,
+                max_age_ms,
+            } => {
                 out.u8(LIST);
+                out.u32(*max_age_ms);
                 put_request(&mut out, request);
             }
             Call::Warm {
@@ -128,10 +154,14 @@ impl Call {
         let call = match reader.u8("question")? {
             DESCRIBE => Call::Describe(object(&mut reader)?),
             HEAD => Call::Head {
+                max_age_ms: reader.u32("age")?,
                 bucket: bucket(&mut reader)?,
                 key: reader.text(KEY_BYTES_MAX, "key")?.into(),
             },
-            LIST => Call::List(request(&mut reader)?),
+            LIST => Call::List {
+                max_age_ms: reader.u32("age")?,
+                request: request(&mut reader)?,
+            },
             kind @ (WARM | CHECK | EVICT) => ranged(&mut reader, kind)?,
             _ => return Err(WireError::Unknown("question")),
         };
@@ -189,17 +219,25 @@ impl CallAnswer {
         let mut out = Vec::new();
         match self {
             CallAnswer::Done => out.u8(DONE),
-            CallAnswer::Head(Ok(meta)) => {
-                out.u8(HEAD_OK);
-                put_meta(&mut out, meta);
+            CallAnswer::Head { result, age_ms } => {
+                out.u8(if result.is_ok() { HEAD_OK } else { HEAD_FAILED });
+                out.u32(*age_ms);
+                match result {
+                    Ok(meta) => put_meta(&mut out, meta),
+                    Err(failure) => put_failure(&mut out, failure),
+                }
             }
-            CallAnswer::Head(Err(failure)) => put_failure(&mut out, HEAD_FAILED, failure),
-            CallAnswer::List(Ok(page)) => {
-                out.reserve(page_len_bytes(page));
-                out.u8(LIST_OK);
-                put_page(&mut out, page);
+            CallAnswer::List { result, age_ms } => {
+                out.u8(if result.is_ok() { LIST_OK } else { LIST_FAILED });
+                out.u32(*age_ms);
+                match result {
+                    Ok(page) => {
+                        out.reserve(page_len_bytes(page));
+                        put_page(&mut out, page);
+                    }
+                    Err(failure) => put_failure(&mut out, failure),
+                }
             }
-            CallAnswer::List(Err(failure)) => put_failure(&mut out, LIST_FAILED, failure),
             CallAnswer::Cached { bytes } => {
                 out.u8(CACHED);
                 out.u64(*bytes);
@@ -222,10 +260,20 @@ impl CallAnswer {
         let mut reader = Reader::new(bytes);
         let answer = match reader.u8("answer")? {
             DONE => CallAnswer::Done,
-            HEAD_OK => CallAnswer::Head(Ok(meta(&mut reader)?)),
-            HEAD_FAILED => CallAnswer::Head(Err(failure(&mut reader)?)),
-            LIST_OK => CallAnswer::List(Ok(page(&mut reader)?)),
-            LIST_FAILED => CallAnswer::List(Err(failure(&mut reader)?)),
+            kind @ (HEAD_OK | HEAD_FAILED) => CallAnswer::Head {
+                age_ms: reader.u32("age")?,
+                result: match kind {
+                    HEAD_OK => Ok(meta(&mut reader)?),
+                    _ => Err(failure(&mut reader)?),
+                },
+            },
+            kind @ (LIST_OK | LIST_FAILED) => CallAnswer::List {
+                age_ms: reader.u32("age")?,
+                result: match kind {
+                    LIST_OK => Ok(page(&mut reader)?),
+                    _ => Err(failure(&mut reader)?),
+                },
+            },
             CACHED => CallAnswer::Cached {
                 bytes: reader.u64("bytes")?,
             },
@@ -351,9 +399,8 @@ fn meta(reader: &mut Reader<'_>) -> Result<ObjectMeta, WireError> {
     })
 }
 
-fn put_failure(out: &mut Vec<u8>, what: u8, failure: &(OriginErrorKind, Box<str>)) {
+fn put_failure(out: &mut Vec<u8>, failure: &(OriginErrorKind, Box<str>)) {
     let (kind, detail) = failure;
-    out.u8(what);
     out.u8(codes::origin_kind_code(*kind));
     out.text(&detail[..detail.floor_char_boundary(DETAIL_BYTES_MAX)]);
 }
@@ -366,7 +413,7 @@ fn failure(reader: &mut Reader<'_>) -> Result<(OriginErrorKind, Box<str>), WireE
 /// Bytes of an answer with a page of no entries.
 pub(super) fn page_base_bytes(page: &ListPage) -> usize {
     let next = page.next.as_ref().map_or(0, |next| 4 + next.len());
-    1 + 4 + 1 + next + 4
+    1 + 4 + 4 + 1 + next + 4
 }
 
 /// Bytes of one entry of a page.

@@ -27,14 +27,15 @@ fn a_meta() -> ObjectMeta {
 
 fn calls() -> Vec<Call> {
     let object = an_object(Validator::ETag("\"01\"".into()));
-    let list = |continuation: Option<&str>, delimited| {
-        Call::List(ListRequest {
+    let list = |continuation: Option<&str>, delimited| Call::List {
+        request: ListRequest {
             bucket: a_bucket(),
             prefix: "a/".into(),
             delimited,
             continuation: continuation.map(Into::into),
             entries_max: 1_000,
-        })
+        },
+        max_age_ms: 1_000,
     };
     vec![
         Call::Describe(object.clone()),
@@ -42,6 +43,7 @@ fn calls() -> Vec<Call> {
         Call::Head {
             bucket: a_bucket(),
             key: "k".into(),
+            max_age_ms: 0,
         },
         list(None, true),
         list(Some("next"), false),
@@ -65,24 +67,27 @@ fn calls() -> Vec<Call> {
 
 fn answers() -> Vec<CallAnswer> {
     let failure = (OriginErrorKind::NotFound, "no such key: k".into());
+    let head = |result, age_ms| CallAnswer::Head { result, age_ms };
+    let list = |result, age_ms| CallAnswer::List { result, age_ms };
+    let page = ListPage {
+        entries: vec![
+            ListEntry::Prefix("a/".into()),
+            ListEntry::Object(a_meta()),
+            ListEntry::Object(ObjectMeta {
+                validator: Validator::ETag("\"e\"".into()),
+                ..a_meta()
+            }),
+        ],
+        next: Some("n".into()),
+        left_out: 3,
+    };
     vec![
         CallAnswer::Done,
-        CallAnswer::Head(Ok(a_meta())),
-        CallAnswer::Head(Err(failure.clone())),
-        CallAnswer::List(Ok(ListPage {
-            entries: vec![
-                ListEntry::Prefix("a/".into()),
-                ListEntry::Object(a_meta()),
-                ListEntry::Object(ObjectMeta {
-                    validator: Validator::ETag("\"e\"".into()),
-                    ..a_meta()
-                }),
-            ],
-            next: Some("n".into()),
-            left_out: 3,
-        })),
-        CallAnswer::List(Ok(ListPage::default())),
-        CallAnswer::List(Err(failure)),
+        head(Ok(a_meta()), 0),
+        head(Err(failure.clone()), u32::MAX),
+        list(Ok(page), 17),
+        list(Ok(ListPage::default()), 0),
+        list(Err(failure), 3),
         CallAnswer::Cached { bytes: 1 << 33 },
     ]
 }
@@ -147,6 +152,7 @@ fn limits_are_kept() {
         Call::Head {
             bucket: a_bucket(),
             key: long(len_bytes),
+            max_age_ms: 0,
         }
         .encode()
     };
@@ -173,16 +179,25 @@ fn limits_are_kept() {
             "{offset} + {len_bytes}"
         );
     }
-    let failed = CallAnswer::Head(Err((OriginErrorKind::Denied, "é".repeat(1_000).into())));
+    let failed = CallAnswer::Head {
+        result: Err((OriginErrorKind::Denied, "é".repeat(1_000).into())),
+        age_ms: 0,
+    };
     let bytes = failed.encode(CHUNK).unwrap();
-    let CallAnswer::Head(Err((_, detail))) = CallAnswer::decode(&bytes).unwrap() else {
+    let CallAnswer::Head {
+        result: Err((_, detail)),
+        ..
+    } = CallAnswer::decode(&bytes).unwrap()
+    else {
         panic!("another answer");
     };
     assert_eq!(detail.len(), DETAIL_BYTES_MAX);
     // A count without entries behind it allocates at most a page.
-    let mut bytes = CallAnswer::List(Ok(ListPage::default()))
-        .encode(CHUNK)
-        .unwrap();
+    let empty = CallAnswer::List {
+        result: Ok(ListPage::default()),
+        age_ms: 0,
+    };
+    let mut bytes = empty.encode(CHUNK).unwrap();
     let at = bytes.len() - 4;
     bytes[at..].copy_from_slice(&1_001u32.to_le_bytes());
     assert_eq!(

@@ -25,6 +25,12 @@ pub fn source(request: &ListRequest) -> Result<ListRequest, WireError> {
     Ok(source)
 }
 
+/// Whether a request is for the rest of a page that was cut.
+pub fn is_rest(request: &ListRequest) -> bool {
+    let next = request.continuation.as_deref();
+    next.is_some_and(|next| next.starts_with(MARK))
+}
+
 /// The part of `page` (the answer to `source(request)`) that answers `request` within `room_bytes`, the whole
 /// encoded answer counted.
 ///
@@ -154,8 +160,15 @@ mod tests {
                 loop {
                     assert_eq!(source(&ask).unwrap(), request(began));
                     let part = part(&whole, &ask, room_bytes).unwrap();
-                    let bytes = CallAnswer::List(Ok(part)).encode(room_bytes).unwrap();
-                    let CallAnswer::List(Ok(part)) = CallAnswer::decode(&bytes).unwrap() else {
+                    let answer = CallAnswer::List {
+                        result: Ok(part),
+                        age_ms: 0,
+                    };
+                    let bytes = answer.encode(room_bytes).unwrap();
+                    let CallAnswer::List {
+                        result: Ok(part), ..
+                    } = CallAnswer::decode(&bytes).unwrap()
+                    else {
                         panic!("another answer");
                     };
                     parts += 1;

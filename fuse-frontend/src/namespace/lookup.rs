@@ -3,30 +3,31 @@
 
 use std::sync::Arc;
 
-use forebay_engine::errors::{OriginError, OriginErrorKind};
-use forebay_engine::ports::ObjectMeta;
+use forebay_engine::client::Told;
+use forebay_engine::errors::OriginErrorKind;
+use forebay_engine::ports::{ObjectMeta, Time};
 use fuser::Errno;
 use parking_lot::Mutex;
 
 use super::listing::Kind;
 use crate::reply::origin_errno;
 
-type Done = Box<dyn FnOnce(Result<Option<Kind>, Errno>) + Send>;
+/// What a name is, and when the origin said so.
+type Verdict = Result<(Option<Kind>, Time), Errno>;
+type Done = Box<dyn FnOnce(Verdict) + Send>;
 
 /// Joins the two answers.
 pub(super) struct Join(Mutex<State>);
 
 struct State {
-    head: Option<Result<ObjectMeta, OriginError>>,
-    below: Option<Result<bool, OriginError>>,
+    head: Option<Told<ObjectMeta>>,
+    below: Option<Told<bool>>,
     done: Option<Done>,
 }
 
 impl Join {
     /// `done` is called once, with what the name is, as soon as that is certain.
-    pub(super) fn new(
-        done: impl FnOnce(Result<Option<Kind>, Errno>) + Send + 'static,
-    ) -> Arc<Self> {
+    pub(super) fn new(done: impl FnOnce(Verdict) + Send + 'static) -> Arc<Self> {
         Arc::new(Self(Mutex::new(State {
             head: None,
             below: None,
@@ -35,12 +36,12 @@ impl Join {
     }
 
     /// The HEAD's answer.
-    pub(super) fn head(&self, answer: Result<ObjectMeta, OriginError>) {
+    pub(super) fn head(&self, answer: Told<ObjectMeta>) {
         self.answered(|state| state.head = Some(answer));
     }
 
     /// Whether there is anything under the key and a slash.
-    pub(super) fn below(&self, answer: Result<bool, OriginError>) {
+    pub(super) fn below(&self, answer: Told<bool>) {
         self.answered(|state| state.below = Some(answer));
     }
 
@@ -60,29 +61,35 @@ impl Join {
     }
 }
 
-fn verdict(state: &State) -> Option<Result<Option<Kind>, Errno>> {
-    match (&state.below, &state.head) {
-        (Some(Ok(true)), _) => Some(Ok(Some(Kind::Directory))),
+fn verdict(state: &State) -> Option<Verdict> {
+    let below = state.below.as_ref()?;
+    match &below.result {
+        Ok(true) => return Some(Ok((Some(Kind::Directory), below.at))),
         // Without the listing a directory cannot be ruled out.
-        (Some(Err(error)), _) if error.kind != OriginErrorKind::NotFound => {
-            Some(Err(origin_errno(error)))
+        Err(error) if error.kind != OriginErrorKind::NotFound => {
+            return Some(Err(origin_errno(error)));
         }
-        (Some(_), Some(Ok(meta))) => Some(Ok(Some(Kind::File(meta.clone())))),
-        (Some(_), Some(Err(error))) if error.kind == OriginErrorKind::NotFound => Some(Ok(None)),
-        (Some(_), Some(Err(error))) => Some(Err(origin_errno(error))),
-        _ => None,
+        _ => {}
     }
+    let head = state.head.as_ref()?;
+    let kind = match &head.result {
+        Ok(meta) => Some(Kind::File(meta.clone())),
+        Err(error) if error.kind == OriginErrorKind::NotFound => None,
+        Err(error) => return Some(Err(origin_errno(error))),
+    };
+    Some(Ok((kind, head.at.min(below.at))))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
+    use forebay_engine::errors::OriginError;
     use forebay_engine::identity::Validator;
 
     use super::*;
 
-    fn join() -> (Arc<Join>, Receiver<Result<Option<Kind>, Errno>>) {
+    fn join() -> (Arc<Join>, Receiver<Verdict>) {
         let (sender, receiver) = channel();
         (
             Join::new(move |verdict| sender.send(verdict).unwrap()),
@@ -100,26 +107,31 @@ mod tests {
         }
     }
 
-    fn error(kind: OriginErrorKind) -> OriginError {
-        OriginError::new(kind, "test")
+    fn told<T>(at: u64, result: Result<T, OriginErrorKind>) -> Told<T> {
+        Told {
+            result: result.map_err(|kind| OriginError::new(kind, "test")),
+            at: Time(at),
+        }
     }
 
     #[test]
     fn a_directory_wins_without_waiting_for_the_object() {
         let (join, verdict) = join();
-        join.below(Ok(true));
-        assert_eq!(verdict.try_recv().unwrap(), Ok(Some(Kind::Directory)));
-        join.head(Ok(meta()));
+        join.below(told(7, Ok(true)));
+        let directory = Ok((Some(Kind::Directory), Time(7)));
+        assert_eq!(verdict.try_recv().unwrap(), directory);
+        join.head(told(5, Ok(meta())));
         assert!(verdict.try_recv().is_err());
     }
 
     #[test]
     fn an_object_waits_for_the_listing() {
         let (join, verdict) = join();
-        join.head(Ok(meta()));
+        join.head(told(5, Ok(meta())));
         assert!(verdict.try_recv().is_err());
-        join.below(Ok(false));
-        assert_eq!(verdict.try_recv().unwrap(), Ok(Some(Kind::File(meta()))));
+        join.below(told(6, Ok(false)));
+        let file = Ok((Some(Kind::File(meta())), Time(5)));
+        assert_eq!(verdict.try_recv().unwrap(), file);
     }
 
     #[test]
@@ -130,17 +142,17 @@ mod tests {
             (OriginErrorKind::NoSuchBucket, Errno::EIO),
         ] {
             let (head_fails, verdict) = join();
-            head_fails.below(Ok(false));
-            head_fails.head(Err(error(kind)));
+            head_fails.below(told(0, Ok(false)));
+            head_fails.head(told(0, Err(kind)));
             assert_eq!(verdict.try_recv().unwrap(), Err(errno));
             let (list_fails, verdict) = join();
-            list_fails.head(Ok(meta()));
-            list_fails.below(Err(error(kind)));
+            list_fails.head(told(0, Ok(meta())));
+            list_fails.below(told(0, Err(kind)));
             assert_eq!(verdict.try_recv().unwrap(), Err(errno));
         }
         let (absent, verdict) = join();
-        absent.head(Err(error(OriginErrorKind::NotFound)));
-        absent.below(Ok(false));
-        assert_eq!(verdict.try_recv().unwrap(), Ok(None));
+        absent.head(told(4, Err(OriginErrorKind::NotFound)));
+        absent.below(told(3, Ok(false)));
+        assert_eq!(verdict.try_recv().unwrap(), Ok((None, Time(3))));
     }
 }

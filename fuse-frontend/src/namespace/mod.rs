@@ -7,7 +7,7 @@
 //! | what the kernel relies on | how it is kept |
 //! |---|---|
 //! | an inode's bytes never change | a new object version is a new inode; pages may stay cached across opens |
-//! | close-to-open | an open asks the origin again once the attributes are older than `attr_ttl`; a changed object answers ESTALE, upon which the kernel looks the name up again |
+//! | close-to-open | an open asks again once the attributes are older than `attr_ttl`, and believes nothing older than that, whoever in a group remembers it; a changed object answers ESTALE, upon which the kernel looks the name up again |
 //! | an open handle stays what it is | it keeps its version; its attributes are not asked for again |
 //! | names that do not exist | remembered for `negative_ttl`, here and in the kernel |
 //!
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_engine::client::{Callback, Client};
+use forebay_engine::client::{Callback, Client, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::Bucket;
 use forebay_engine::limits::{KEY_BYTES_MAX, LIST_PAGE_ENTRIES, NAME_BYTES_MAX};
@@ -130,6 +130,8 @@ struct Counters {
 fn count(counter: &AtomicU64) {
     counter.fetch_add(1, Ordering::Relaxed);
 }
+
+type EntryReply = Box<dyn FnOnce(Result<Entry, LookupError>) + Send>;
 
 /// One bucket's prefix as a tree of files.
 #[allow(missing_debug_implementations)]
@@ -249,20 +251,33 @@ impl<R: ReadReply> Namespace<R> {
             Err(errno) => return reply(Err(errno.into())),
         };
         let known = self.known.lock().get(&key, now);
-        if let Some((at, known)) = known
-            && let Some(answer) = self.entry_of_known(&key, known, at)
-        {
-            count(&self.counters.lookups_remembered);
-            return reply(answer);
+        let mut max_age = self.attr_ttl;
+        if let Some((at, known)) = known {
+            if let Some(answer) = self.entry_of_known(&key, known, at) {
+                count(&self.counters.lookups_remembered);
+                return reply(answer);
+            }
+            // The group may remember that version as well.
+            max_age = Duration::ZERO;
         }
-        let this = self.clone();
+        self.ask_name(key, max_age, Box::new(reply));
+    }
+
+    /// Asks what `key` is, as of at most `max_age` ago.
+    fn ask_name(self: &Arc<Self>, key: Arc<str>, max_age: Duration, reply: EntryReply) {
+        let (this, asked) = (self.clone(), self.client.now());
         let found_key = key.clone();
-        let join = Join::new(move |found| reply(this.looked_up(&found_key, found, now)));
+        let join = Join::new(move |found| {
+            this.name_found(found_key, max_age, found, asked, reply);
+        });
         let head = join.clone();
         if key.len() >= KEY_BYTES_MAX {
             // No key can be longer, and a server may refuse so long a prefix.
-            join.below(Ok(false));
-            return self.head(key, Box::new(move |answer| head.head(answer)));
+            join.below(Told {
+                result: Ok(false),
+                at: asked,
+            });
+            return self.head(key, max_age, Box::new(move |answer| head.head(answer)));
         }
         let below = ListRequest {
             bucket: self.bucket.clone(),
@@ -271,9 +286,39 @@ impl<R: ReadReply> Namespace<R> {
             continuation: None,
             entries_max: 1,
         };
-        self.head(key, Box::new(move |answer| head.head(answer)));
+        self.head(key, max_age, Box::new(move |answer| head.head(answer)));
         let any = |page: Arc<ListPage>| !page.entries.is_empty() || page.left_out > 0;
-        self.list(below, Box::new(move |answer| join.below(answer.map(any))));
+        let told = move |answer: Told<Arc<ListPage>>| {
+            let (result, at) = (answer.result.map(any), answer.at);
+            join.below(Told { result, at });
+        };
+        self.list(below, max_age, Box::new(told));
+    }
+
+    /// What `key` is was asked at `asked`, and is known now. Where a member of the group remembered a version that
+    /// this mount knows to be gone, the origin itself is asked.
+    fn name_found(
+        self: &Arc<Self>,
+        key: Arc<str>,
+        max_age: Duration,
+        found: Result<(Option<Kind>, Time), Errno>,
+        asked: Time,
+        reply: EntryReply,
+    ) {
+        let (kind, at) = match found {
+            Ok((kind, at)) => (kind, at.min(asked)),
+            Err(errno) => return reply(Err(errno.into())),
+        };
+        if at < asked
+            && !max_age.is_zero()
+            && let Some(Kind::File(meta)) = &kind
+        {
+            let id = meta.version(&self.bucket).id;
+            if self.inodes.lock().is_superseded(id) {
+                return self.ask_name(key, Duration::ZERO, reply);
+            }
+        }
+        reply(self.looked_up(&key, kind, at));
     }
 
     /// The whole key of `name` in `parent`, without a slash at its end.
@@ -319,10 +364,10 @@ impl<R: ReadReply> Namespace<R> {
     fn looked_up(
         &self,
         key: &Arc<str>,
-        found: Result<Option<Kind>, Errno>,
+        found: Option<Kind>,
         asked: Time,
     ) -> Result<Entry, LookupError> {
-        let known = found?.map_or(Known::Absent, Known::Present);
+        let known = found.map_or(Known::Absent, Known::Present);
         self.known.lock().insert(key.clone(), asked, known.clone());
         match known {
             Known::Absent => Err(self.absent(asked)),
@@ -435,11 +480,13 @@ impl<R: ReadReply> Namespace<R> {
         count(&self.counters.revalidations);
         let this = self.clone();
         let asked_key = key.clone();
-        let answered = move |answer: Result<ObjectMeta, OriginError>| {
-            done(match answer {
+        let answered = move |answer: Told<ObjectMeta>| {
+            // What a member of the group remembers counts from when it was told that.
+            let at = answer.at.min(now);
+            done(match answer.result {
                 Ok(meta) if meta.version(&this.bucket).id == file.id => {
-                    this.inodes.lock().validated(number, now);
-                    Ok(now)
+                    this.inodes.lock().validated(number, at);
+                    Ok(at)
                 }
                 Err(error) if error.kind != OriginErrorKind::NotFound => Err(origin_errno(&error)),
                 _ => {
@@ -450,7 +497,7 @@ impl<R: ReadReply> Namespace<R> {
                 }
             });
         };
-        self.head(key, Box::new(answered));
+        self.head(key, self.attr_ttl, Box::new(answered));
     }
 
     /// Opens a directory; [`Namespace::releasedir`] closes it.
@@ -510,13 +557,14 @@ impl<R: ReadReply> Namespace<R> {
         };
         let this = self.clone();
         let asked = self.client.now();
-        let arrived = move |answer: Result<Arc<ListPage>, OriginError>| {
+        let arrived = move |answer: Told<Arc<ListPage>>| {
+            let (answer, at) = (answer.result, answer.at.min(asked));
             let namespace = this.clone();
             namespace
                 .helper
-                .run(move || this.page_arrived(directory, fetch, answer, asked));
+                .run(move || this.page_arrived(directory, fetch, answer, at));
         };
-        self.list(request, Box::new(arrived));
+        self.list(request, self.attr_ttl, Box::new(arrived));
     }
 
     fn page_arrived(
@@ -547,24 +595,27 @@ impl<R: ReadReply> Namespace<R> {
         }
     }
 
-    fn head(&self, key: Arc<str>, reply: Callback<Result<ObjectMeta, OriginError>>) {
-        if let Err(Full(reply)) = self.client.head(&self.bucket, key, reply) {
-            reply(Err(busy()));
+    fn head(&self, key: Arc<str>, max_age: Duration, reply: Callback<Told<ObjectMeta>>) {
+        if let Err(Full(reply)) = self.client.head(&self.bucket, key, max_age, reply) {
+            reply(self.busy());
         }
     }
 
-    fn list(&self, request: ListRequest, reply: Callback<Result<Arc<ListPage>, OriginError>>) {
-        if let Err(Full(reply)) = self.client.list(request, reply) {
-            reply(Err(busy()));
+    fn list(&self, request: ListRequest, max_age: Duration, reply: Callback<Told<Arc<ListPage>>>) {
+        if let Err(Full(reply)) = self.client.list(request, max_age, reply) {
+            reply(self.busy());
         }
     }
-}
 
-/// A metadata request found its core's ring full. It is not tried again: callbacks run on the
-/// core's own thread, which would wait for itself.
-fn busy() -> OriginError {
-    OriginError::new(
-        OriginErrorKind::Throttled,
-        "the engine's request ring is full; try again",
-    )
+    /// A metadata request found its core's ring full. It is not tried again: callbacks run on the
+    /// core's own thread, which would wait for itself.
+    fn busy<T>(&self) -> Told<T> {
+        Told {
+            result: Err(OriginError::new(
+                OriginErrorKind::Throttled,
+                "the engine's request ring is full; try again",
+            )),
+            at: self.client.now(),
+        }
+    }
 }

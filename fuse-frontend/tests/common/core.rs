@@ -83,12 +83,12 @@ impl Origin for MemoryOrigin {
             OriginOp::Head(op) => {
                 let event = OriginEvent::Head {
                     tag: op.tag,
-                    result: self.store.head(&op.key),
+                    result: self.store.head(&self.store.objects(), &op.key),
                 };
                 self.events.push_back((ready, event));
             }
             OriginOp::List(op) => {
-                let result = self.store.list(&op.request);
+                let result = self.store.list(&self.store.objects(), &op.request);
                 self.events.push_back((
                     ready,
                     OriginEvent::List {
@@ -242,6 +242,7 @@ impl<R: Reply> RealEngine<R> {
                     me: PeerId(0),
                     keep_copies: false,
                     attr_ttl: Duration::from_secs(1),
+                    negative_ttl: Duration::from_secs(1),
                     origin_limit: None,
                     peer_limit: None,
                 };

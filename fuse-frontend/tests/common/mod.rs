@@ -14,7 +14,7 @@ use std::task::{Wake, Waker};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use forebay_engine::client::{Client, Reply, Request};
+use forebay_engine::client::{Client, Reply, Request, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
 use forebay_engine::identity::{Bucket, Validator};
 use forebay_engine::ports::{Clock, ListEntry, ListPage, ListRequest, ObjectMeta, Time};
@@ -42,7 +42,11 @@ pub struct Store {
     pub lists: AtomicU64,
     pub reads: AtomicU64,
     pub prefetches: AtomicU64,
+    /// What a cache group remembers of the bucket, and how old that is.
+    remembered: Mutex<Option<(Objects, Duration)>>,
 }
+
+type Objects = BTreeMap<String, Object>;
 
 impl Store {
     pub fn new() -> Arc<Self> {
@@ -51,7 +55,7 @@ impl Store {
         Arc::new(store)
     }
 
-    fn objects(&self) -> MutexGuard<'_, BTreeMap<String, Object>> {
+    fn objects(&self) -> MutexGuard<'_, Objects> {
         self.objects.lock().unwrap()
     }
 
@@ -63,6 +67,21 @@ impl Store {
             modified_ns: 1_700_000_000_000_000_000 + i128::from(n),
         };
         self.objects().insert(key.to_owned(), object);
+    }
+
+    /// From now on who takes answers so old is told of the bucket as it is now.
+    pub fn remember(&self, age: Duration) {
+        let objects = self.objects().clone();
+        *self.remembered.lock().unwrap() = Some((objects, age));
+    }
+
+    /// The objects of which a question that takes answers of `max_age` is told, and how old they are.
+    fn recall(&self, max_age: Duration) -> (Objects, Duration) {
+        let remembered = self.remembered.lock().unwrap();
+        match &*remembered {
+            Some((objects, age)) if *age <= max_age => (objects.clone(), *age),
+            _ => (self.objects().clone(), Duration::ZERO),
+        }
     }
 
     pub fn delete(&self, key: &str) {
@@ -83,18 +102,18 @@ impl Store {
         Some(OriginError::new(kind, "injected"))
     }
 
-    fn head(&self, key: &str) -> Result<ObjectMeta, OriginError> {
+    fn head(&self, objects: &Objects, key: &str) -> Result<ObjectMeta, OriginError> {
         self.heads.fetch_add(1, Ordering::Relaxed);
         if let Some(error) = self.fault() {
             return Err(error);
         }
-        match self.objects().get(key) {
+        match objects.get(key) {
             Some(object) => Ok(meta(key, object)),
             None => Err(OriginError::new(OriginErrorKind::NotFound, key)),
         }
     }
 
-    fn list(&self, request: &ListRequest) -> Result<ListPage, OriginError> {
+    fn list(&self, objects: &Objects, request: &ListRequest) -> Result<ListPage, OriginError> {
         self.lists.fetch_add(1, Ordering::Relaxed);
         if let Some(error) = self.fault() {
             return Err(error);
@@ -104,7 +123,6 @@ impl Store {
         let mut page = ListPage::default();
         // The token is the last key or common prefix that was listed.
         let mut after: Option<String> = request.continuation.as_deref().map(str::to_owned);
-        let objects = self.objects();
         loop {
             let from = match &after {
                 None => Bound::Included(prefix.to_owned()),
@@ -186,6 +204,12 @@ impl Clock for TestClock {
     }
 }
 
+const IO_TIMEOUT: Duration = Duration::from_secs(10);
+
+fn before(at: Time, span: Duration) -> Time {
+    Time(at.0.saturating_sub(span.as_nanos() as u64))
+}
+
 /// The stand-in for the engine.
 pub struct Engine<R: Reply> {
     pub client: Client<R>,
@@ -210,7 +234,7 @@ impl<R: Reply> Engine<R> {
         });
         let rings = receiver.recv().unwrap();
         let clock = Arc::new(TestClock::new());
-        let client = Client::new(rings, clock.clone(), Duration::from_secs(10));
+        let client = Client::new(rings, clock.clone(), IO_TIMEOUT);
         let bucket = Arc::new(Bucket {
             endpoint: "http://stub".into(),
             name: "bucket".into(),
@@ -277,8 +301,18 @@ fn answer<R: Reply>(store: &Store, request: Request<R>) {
             assert!(prefetch.offset + u64::from(prefetch.len_bytes) <= prefetch.object.size_bytes);
             store.prefetches.fetch_add(1, Ordering::Relaxed);
         }
-        Request::Head(head) => (head.reply)(store.head(&head.key)),
-        Request::List(list) => (list.reply)(store.list(&list.request).map(Arc::new)),
+        Request::Head(head) => {
+            let (objects, age) = store.recall(head.max_age);
+            let result = store.head(&objects, &head.key);
+            let at = before(head.deadline, IO_TIMEOUT + age);
+            (head.reply)(Told { result, at });
+        }
+        Request::List(list) => {
+            let (objects, age) = store.recall(list.max_age);
+            let result = store.list(&objects, &list.request).map(Arc::new);
+            let at = before(list.deadline, IO_TIMEOUT + age);
+            (list.reply)(Told { result, at });
+        }
         Request::Range(range) => (range.reply)(Err(ReadError::Invalid)),
         Request::Stats(_) | Request::Shutdown => {}
     }

@@ -9,7 +9,7 @@ use forebay_engine::limits::READ_BYTES_MAX;
 use forebay_engine::ports::{Clock, Full};
 
 use super::actor::Ask;
-use super::audit::{parts, sub_blocks};
+use super::audit::{ATTR_TTL, parts, sub_blocks};
 use super::board::{Asked, Question, Ticket};
 use super::nodes::Node;
 use super::scenario::Weather;
@@ -69,12 +69,14 @@ impl World {
                 let bucket = self.store.borrow().bucket.bucket.clone();
                 let ticket = self.ticket(actor, node, Question::Head(key.clone()));
                 client
-                    .head(&bucket, key.clone(), ticket.into_head())
+                    .head(&bucket, key.clone(), ATTR_TTL, ticket.into_head())
                     .is_err()
             }
             Ask::List(request) => {
                 let ticket = self.ticket(actor, node, Question::List(request.clone()));
-                client.list(request.clone(), ticket.into_list()).is_err()
+                client
+                    .list(request.clone(), ATTR_TTL, ticket.into_list())
+                    .is_err()
             }
         };
         if full && let Some(asker) = self.actors.get_mut(actor) {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::client::{Callback, Reply};
+use forebay_engine::client::{Callback, Reply, Told};
 use forebay_engine::errors::{OriginError, ReadError};
 use forebay_engine::identity::ObjectVersion;
 use forebay_engine::ports::{Clock, ListPage, ListRequest, ObjectMeta, Time};
@@ -319,13 +319,13 @@ impl Ticket {
     }
 
     /// A callback that answers a HEAD.
-    pub fn into_head(self) -> Callback<Result<ObjectMeta, OriginError>> {
-        Box::new(move |result| self.answer(Outcome::Head(result)))
+    pub fn into_head(self) -> Callback<Told<ObjectMeta>> {
+        Box::new(move |told| self.answer(Outcome::Head(told.result)))
     }
 
     /// A callback that answers a listing page.
-    pub fn into_list(self) -> Callback<Result<Arc<ListPage>, OriginError>> {
-        Box::new(move |result| self.answer(Outcome::List(result)))
+    pub fn into_list(self) -> Callback<Told<Arc<ListPage>>> {
+        Box::new(move |told| self.answer(Outcome::List(told.result)))
     }
 }
 

@@ -217,6 +217,7 @@ pub(super) fn seat(
             .as_ref()
             .is_some_and(|group| group.keep_copies),
         attr_ttl: ATTR_TTL,
+        negative_ttl: ATTR_TTL,
         origin_limit: None,
         peer_limit: None,
     };

@@ -7,6 +7,7 @@ mod group_faults;
 mod jobs;
 mod mem_device;
 mod memory;
+mod metadata_group;
 mod origin;
 
 use std::cell::{Cell, RefCell};
@@ -99,9 +100,13 @@ impl Transport for TestTransport {
     }
     fn cancel(&mut self, tag: FetchTag) {
         let mut script = self.0.borrow_mut();
-        let named = |op: &TransportOp| matches!(op, TransportOp::Fetch { tag: t, .. } if *t == tag);
+        let named = |op: &TransportOp| {
+            use TransportOp::{Call, Fetch};
+            matches!(op, Fetch { tag: t, .. } | Call { tag: t, .. } if *t == tag)
+        };
         if let Some(at) = script.ops.iter().position(named)
-            && let Some(TransportOp::Fetch { lease, .. }) = script.ops.remove(at)
+            && let Some(TransportOp::Fetch { lease, .. } | TransportOp::Call { lease, .. }) =
+                script.ops.remove(at)
         {
             script.events.push_back(TransportEvent::Fetched {
                 tag,
@@ -192,6 +197,7 @@ impl Bench {
             me: ME,
             keep_copies: false,
             attr_ttl: Duration::from_secs(1),
+            negative_ttl: Duration::from_secs(1),
             origin_limit: None,
             peer_limit: None,
         };

@@ -138,8 +138,11 @@ fn heads_are_shared_and_each_asker_keeps_its_deadline() {
         let request = crate::client::HeadRequest {
             bucket: bench.object.bucket.clone(),
             key: "key".into(),
+            max_age: TIMEOUT,
             deadline: bench.clock.now() + TIMEOUT,
-            reply: Box::new(move |result| answers.lock().push(result.map_err(|error| error.kind))),
+            reply: Box::new(move |told| {
+                answers.lock().push(told.result.map_err(|error| error.kind))
+            }),
         };
         bench.ring.push(Request::Head(request)).unwrap();
     };
@@ -178,6 +181,7 @@ fn askers_whose_deadlines_are_out_of_order_are_each_answered_in_time() {
         let request = crate::client::HeadRequest {
             bucket: bench.object.bucket.clone(),
             key: "key".into(),
+            max_age: TIMEOUT,
             deadline: bench.clock.now() + TIMEOUT + later,
             reply: Box::new(move |_| answers.lock().push(later)),
         };

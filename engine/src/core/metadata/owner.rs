@@ -1,0 +1,273 @@
+//! Asking the member that owns a name, and after it those that stand in for it.
+
+use std::time::Duration;
+
+use super::super::group::{How, Route, Step};
+use super::super::{Core, Tagged, retry};
+use super::question::before;
+use super::{Finding, Lookup, LookupKey, State};
+use crate::arena::{Lease, Share};
+use crate::client::Told;
+use crate::errors::{OriginError, OriginErrorKind};
+use crate::identity::Slot;
+use crate::limits::{CHUNK_BYTES, SUB_BLOCK_BYTES};
+use crate::ports::{
+    Class, FetchStatus, FetchTag, PeerFailure, PeerId, Platform, Time, Transport, TransportError,
+    TransportOp,
+};
+use crate::wire::call::CallAnswer;
+
+/// How long a question waits for memory, or for room on its connection, before it looks again.
+const ROOM_PAUSE: Duration = Duration::from_millis(5);
+
+/// What became of a question for another member.
+pub(super) enum Turned {
+    /// It is on its way.
+    Asked,
+    /// There is no room for it now.
+    Waits,
+    /// Nobody but the origin is left.
+    ToOrigin,
+}
+
+/// Whom to ask now: earlier owners know nothing of names.
+fn step(route: &Route) -> Option<Step> {
+    route.step().filter(|step| step.how != How::CachedOnly)
+}
+
+/// How many are left to ask.
+fn len(mut route: Route) -> u32 {
+    let mut len = 0;
+    while step(&route).is_some() {
+        len += 1;
+        route.next();
+    }
+    len
+}
+
+impl Lookup {
+    /// The next one is asked.
+    fn pass_over(&mut self) {
+        if let Some(route) = &mut self.route {
+            route.next();
+        }
+        self.step_until = None;
+    }
+
+    fn to_origin(&mut self) {
+        self.route = Some(Route::default());
+        self.step_until = None;
+    }
+
+    /// Whom to ask now. Each gets its part of the time that is left, the origin the last.
+    fn step(&mut self, now: Time, stall: Duration) -> Option<(Step, Time)> {
+        loop {
+            let route = self.route?;
+            let step = step(&route)?;
+            let last = self.last_deadline();
+            let part = (last.since(now) / (len(route) + 1)).min(stall);
+            let until = *self.step_until.get_or_insert(now + part);
+            if until > now {
+                return Some((step, until.min(last)));
+            }
+            self.pass_over();
+        }
+    }
+}
+
+impl<P: Platform> Core<P> {
+    /// Asks the member whose turn it is, if that is another one.
+    pub(super) fn ask_owner(&mut self, now: Time, key: LookupKey) -> Turned {
+        let stall = retry::stall_limit(self.config.io_timeout);
+        let Some(lookup) = self.lookups.get(key) else {
+            return Turned::ToOrigin;
+        };
+        let slot = Slot::of_name(lookup.question.name());
+        if lookup.route.is_none() {
+            // A peer's question ends here, whoever owns the name by now.
+            let for_peer = lookup.askers.iter().any(|asker| asker.is_peer());
+            let route = match for_peer {
+                true => Route::default(),
+                false => self.group.route(now, slot, false),
+            };
+            if let Some(lookup) = self.lookups.get(key) {
+                lookup.route = Some(route);
+            }
+        }
+        loop {
+            let Some(lookup) = self.lookups.get(key) else {
+                return Turned::ToOrigin;
+            };
+            let Some((step, until)) = lookup.step(now, stall) else {
+                return Turned::ToOrigin;
+            };
+            let max_age = now.since(lookup.need());
+            let Some(body) = lookup.question.encode(max_age) else {
+                lookup.to_origin();
+                return Turned::ToOrigin;
+            };
+            let is_rest = lookup.question.is_rest();
+            let Some(to) = self.group.core_of(step.peer, slot) else {
+                // It has left since.
+                if let Some(lookup) = self.lookups.get(key) {
+                    lookup.pass_over();
+                }
+                continue;
+            };
+            let Some(lease) = self.question_lease(is_rest) else {
+                return Turned::Waits;
+            };
+            let tag = FetchTag(self.next_id());
+            let op = TransportOp::Call {
+                tag,
+                to,
+                class: Class::Demand,
+                body,
+                lease,
+                deadline: until,
+            };
+            if self.parts.transport.submit(op).is_err() {
+                return Turned::Waits;
+            }
+            self.tags.insert(tag.0, Tagged::Question(key, to.peer));
+            if let Some(lookup) = self.lookups.get(key) {
+                lookup.state = State::AtPeer(tag);
+                lookup.began = now;
+            }
+            self.set_lookup_timer(key);
+            return Turned::Asked;
+        }
+    }
+
+    /// Room for an answer: most are short. Who gets a page cut asks for the rest with more room.
+    fn question_lease(&mut self, is_rest: bool) -> Option<Lease> {
+        let long = is_rest.then(|| self.lease(CHUNK_BYTES, Share::Demand).ok());
+        let long = long.flatten();
+        long.or_else(|| self.lease(SUB_BLOCK_BYTES, Share::Demand).ok())
+    }
+
+    /// There is no room to ask a peer: the same one is asked a moment later.
+    pub(super) fn wait_for_room(&mut self, now: Time, key: LookupKey) {
+        if let Some(lookup) = self.lookups.get(key) {
+            lookup.state = State::BackingOff;
+            lookup.step_at = now + ROOM_PAUSE;
+        }
+        self.set_lookup_timer(key);
+    }
+
+    /// A peer's question has joined: what would be asked of another member is asked of the origin. Else two
+    /// members whose views differ could wait for each other.
+    pub(super) fn end_here(&mut self, key: LookupKey) {
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        lookup.to_origin();
+        if let State::AtPeer(tag) = lookup.state {
+            lookup.state = State::Ready;
+            self.lookups.ready.push_back(key);
+            self.parts.transport.cancel(tag);
+        }
+    }
+
+    /// The owner of a name answered, or did not.
+    pub(in crate::core) fn owner_told(
+        &mut self,
+        now: Time,
+        key: LookupKey,
+        asked: (PeerId, FetchTag),
+        outcome: Result<(FetchStatus, &[u8]), TransportError>,
+    ) {
+        let (peer, tag) = asked;
+        match outcome {
+            Ok(_) => self.group.answered(peer),
+            Err(TransportError::Cancelled) => {}
+            Err(_) => {
+                self.stats.peer_failures += 1;
+                self.group.failed(now, peer, &mut self.parts.rng);
+            }
+        }
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        if !matches!(lookup.state, State::AtPeer(at) if at == tag) {
+            return;
+        }
+        let told = match outcome {
+            Ok((FetchStatus::Bytes, bytes)) => match told(bytes, lookup.began) {
+                Some(told) => told,
+                None => return self.ask_again(key, Lookup::to_origin),
+            },
+            Ok((FetchStatus::Failed(PeerFailure::Invalid), _)) => {
+                return self.ask_again(key, Lookup::to_origin);
+            }
+            Ok((FetchStatus::Busy, _)) => {
+                let kind = OriginErrorKind::Timeout;
+                return self.owner_failed(now, key, OriginError::new(kind, "the owner is busy"));
+            }
+            _ => return self.ask_again(key, Lookup::pass_over),
+        };
+        match told.result {
+            Err(error) if error.kind.is_transient() => self.owner_failed(now, key, error),
+            result => {
+                let at = told.at;
+                if let Some(lookup) = self.lookups.get(key)
+                    && lookup.askers.iter().all(|asker| asker.need > at)
+                {
+                    // Older than it was told to be.
+                    lookup.pass_over();
+                }
+                self.settle(key, Told { result, at });
+            }
+        }
+    }
+
+    fn ask_again(&mut self, key: LookupKey, change: impl FnOnce(&mut Lookup)) {
+        if let Some(lookup) = self.lookups.get(key) {
+            change(lookup);
+            lookup.state = State::Ready;
+            self.lookups.ready.push_back(key);
+        }
+        self.set_lookup_timer(key);
+    }
+
+    /// The owner cannot tell now. All who ask it would make it worse by asking the origin: they come again, those
+    /// that the origin slows down to the end, others while it is this member's turn.
+    fn owner_failed(&mut self, now: Time, key: LookupKey, error: OriginError) {
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        if error.kind == OriginErrorKind::Cancelled {
+            // It is stopping.
+            return self.ask_again(key, Lookup::pass_over);
+        }
+        lookup.attempt += 1;
+        let last = lookup.last_deadline();
+        if error.kind == OriginErrorKind::Throttled {
+            lookup.step_until = Some(last);
+        }
+        let until = now + retry::backoff(lookup.attempt, &mut self.parts.rng);
+        if until >= last {
+            let result = Err(error);
+            return self.settle(key, Told { result, at: now });
+        }
+        lookup.state = State::BackingOff;
+        lookup.step_at = until;
+        self.set_lookup_timer(key);
+    }
+}
+
+/// What a peer told that was asked at `asked`.
+fn told(bytes: &[u8], asked: Time) -> Option<Told<Finding>> {
+    let (result, age_ms) = match CallAnswer::decode(bytes).ok()? {
+        CallAnswer::Head { result, age_ms } => (result.map(Finding::Head), age_ms),
+        CallAnswer::List { result, age_ms } => {
+            (result.map(|page| Finding::List(page.into())), age_ms)
+        }
+        CallAnswer::Done | CallAnswer::Cached { .. } => return None,
+    };
+    let age = Duration::from_millis(age_ms.into());
+    Some(Told {
+        result: result.map_err(|(kind, text)| OriginError::new(kind, text)),
+        at: before(asked, age),
+    })
+}
