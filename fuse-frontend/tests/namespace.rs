@@ -334,6 +334,65 @@ fn a_read_that_finds_the_version_gone_makes_the_next_open_look_again() {
     );
 }
 
+/// The group remembers, for as long, what it was told just before the object changed.
+#[test]
+fn a_group_that_remembers_the_old_version_does_not_hide_the_new_one() {
+    let minutes = Duration::from_secs(600);
+    let options = MountOptions {
+        attr_ttl: minutes,
+        entry_ttl: minutes,
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    fixture.store.put("f", "old");
+    fixture.store.remember(Duration::from_secs(300));
+    let old = fixture.walk("f").unwrap().attr.ino.0;
+    let handle = fixture.open(old).unwrap();
+    fixture.store.put("f", "newer");
+    assert_eq!(fixture.read(handle, 0, 10), Err(Errno::ESTALE));
+    assert_eq!(fixture.open(old), Err(Errno::ESTALE));
+    // What the mount itself remembered has ended, the group's has not.
+    for wait in [Duration::ZERO, Duration::from_secs(601)] {
+        fixture.engine.clock.advance(wait);
+        assert_eq!(fixture.walk("f").unwrap().attr.size, 5);
+    }
+}
+
+/// No reader sees anything older than `attr_ttl`, as on a node of its own.
+#[test]
+fn what_a_group_remembers_counts_from_when_it_was_told() {
+    let seconds = Duration::from_secs;
+    let options = MountOptions {
+        attr_ttl: seconds(100),
+        entry_ttl: seconds(100),
+        negative_ttl: seconds(100),
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    fixture.engine.clock.advance(seconds(1_000));
+    fixture.store.put("f", "x");
+    fixture.store.remember(seconds(60));
+    let near = |ttl: Duration| ttl <= seconds(40) && ttl > seconds(35);
+    let entry = fixture.lookup(ROOT, "f").unwrap();
+    assert!(near(entry.attr_ttl) && near(entry.entry_ttl), "{entry:?}");
+    let absent = fixture.lookup_with_ttl(ROOT, OsStr::new("none"));
+    assert!(near(absent.unwrap_err().ttl));
+    let number = entry.attr.ino.0;
+    fixture.engine.clock.advance(seconds(41));
+    assert!(
+        near(fixture.getattr_with_ttl(number).unwrap().1),
+        "asked again"
+    );
+    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    assert!(near(fixture.readdir(handle, 2, 5, true).unwrap()[0].ttl));
+    fixture.namespace.releasedir(handle);
+    // Older than what is asked for: the origin it is.
+    fixture.store.remember(seconds(101));
+    fixture.engine.clock.advance(seconds(41));
+    let fresh = fixture.getattr_with_ttl(number).unwrap().1;
+    assert!(fresh > seconds(95), "{fresh:?}");
+}
+
 #[test]
 fn a_version_that_comes_back_is_the_same_inode_and_opens_again() {
     let fixture = Fixture::default();

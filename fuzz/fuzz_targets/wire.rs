@@ -59,10 +59,20 @@ fn seeds() {
     };
     let encode = |answer: CallAnswer| answer.encode(CHUNK_BYTES).expect("it fits");
     seed_as_is(&[
-        &Call::List(list).encode(),
+        &Call::List {
+            request: list,
+            max_age_ms: 1_000,
+        }
+        .encode(),
         &Call::Describe(Arc::new(object)).encode(),
-        &encode(CallAnswer::List(Ok(page))),
-        &encode(CallAnswer::Head(Ok(meta()))),
+        &encode(CallAnswer::List {
+            result: Ok(page),
+            age_ms: 0,
+        }),
+        &encode(CallAnswer::Head {
+            result: Ok(meta()),
+            age_ms: 17,
+        }),
         &cancel.encode(),
         &hello.encode(),
     ]);
@@ -97,14 +107,18 @@ fn check_hellos(data: &[u8]) {
 fn check_calls(data: &[u8]) {
     if let Ok(call) = Call::decode(data) {
         assert_eq!(*call.encode(), *data);
-        if let Call::List(request) = call {
+        if let Call::List { request, .. } = call {
             let page = ListPage {
                 entries: vec![ListEntry::Object(meta()); 100],
                 ..ListPage::default()
             };
             for room_bytes in [CHUNK_BYTES, 5_000] {
                 if let Ok(part) = listing::part(&page, &request, room_bytes) {
-                    let part = CallAnswer::List(Ok(part)).encode(room_bytes);
+                    let answer = CallAnswer::List {
+                        result: Ok(part),
+                        age_ms: 0,
+                    };
+                    let part = answer.encode(room_bytes);
                     assert!(part.is_ok());
                 }
             }

@@ -128,17 +128,21 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
             Call::Head {
                 bucket: bucket(),
                 key: "k".into(),
+                max_age_ms: 1_000,
             },
         ),
         (
             "list",
-            Call::List(ListRequest {
-                bucket: bucket(),
-                prefix: "p/".into(),
-                delimited: true,
-                continuation: Some("c".into()),
-                entries_max: 1_000,
-            }),
+            Call::List {
+                request: ListRequest {
+                    bucket: bucket(),
+                    prefix: "p/".into(),
+                    delimited: true,
+                    continuation: Some("c".into()),
+                    entries_max: 1_000,
+                },
+                max_age_ms: 1_000,
+            },
         ),
         (
             "warm",
@@ -186,11 +190,14 @@ fn answers() -> Vec<(&'static str, Vec<u8>)> {
         left_out: 1,
     };
     let failure = (OriginErrorKind::Denied, "no".into());
+    let age_ms = 17;
+    let head = |result| CallAnswer::Head { result, age_ms };
+    let list = |result| CallAnswer::List { result, age_ms };
     let all = [
         ("done", CallAnswer::Done),
-        ("head-ok", CallAnswer::Head(Ok(meta))),
-        ("list-ok", CallAnswer::List(Ok(page))),
-        ("list-failed", CallAnswer::List(Err(failure))),
+        ("head-ok", head(Ok(meta))),
+        ("list-ok", list(Ok(page))),
+        ("list-failed", list(Err(failure))),
         ("cached", CallAnswer::Cached { bytes: 4_096 }),
     ];
     all.into_iter()

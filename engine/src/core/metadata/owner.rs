@@ -54,7 +54,7 @@ impl Lookup {
         self.step_until = None;
     }
 
-    fn to_origin(&mut self) {
+    fn ask_nobody(&mut self) {
         self.route = Some(Route::default());
         self.step_until = None;
     }
@@ -103,7 +103,7 @@ impl<P: Platform> Core<P> {
             };
             let max_age = now.since(lookup.need());
             let Some(body) = lookup.question.encode(max_age) else {
-                lookup.to_origin();
+                lookup.ask_nobody();
                 return Turned::ToOrigin;
             };
             let is_rest = lookup.question.is_rest();
@@ -161,7 +161,7 @@ impl<P: Platform> Core<P> {
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
-        lookup.to_origin();
+        lookup.ask_nobody();
         if let State::AtPeer(tag) = lookup.state {
             lookup.state = State::Ready;
             self.lookups.ready.push_back(key);
@@ -195,10 +195,10 @@ impl<P: Platform> Core<P> {
         let told = match outcome {
             Ok((FetchStatus::Bytes, bytes)) => match told(bytes, lookup.began) {
                 Some(told) => told,
-                None => return self.ask_again(key, Lookup::to_origin),
+                None => return self.ask_again(key, Lookup::ask_nobody),
             },
             Ok((FetchStatus::Failed(PeerFailure::Invalid), _)) => {
-                return self.ask_again(key, Lookup::to_origin);
+                return self.ask_again(key, Lookup::ask_nobody);
             }
             Ok((FetchStatus::Busy, _)) => {
                 let kind = OriginErrorKind::Timeout;
