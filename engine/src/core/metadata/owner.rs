@@ -107,8 +107,9 @@ impl<P: Platform> Core<P> {
                 return Turned::ToOrigin;
             };
             let is_rest = lookup.question.is_rest();
-            let Some(to) = self.group.core_of(step.peer, slot) else {
-                // It has left since.
+            let to = self.group.core_of(step.peer, slot);
+            let Some(to) = to.filter(|to| self.group.answers(now, to.peer)) else {
+                // It has left, or turned out silent, since.
                 if let Some(lookup) = self.lookups.get(key) {
                     lookup.pass_over();
                 }
@@ -130,6 +131,7 @@ impl<P: Platform> Core<P> {
                 return Turned::Waits;
             }
             self.tags.insert(tag.0, Tagged::Question(key, to.peer));
+            self.group.asks(now, to.peer, until);
             if let Some(lookup) = self.lookups.get(key) {
                 lookup.state = State::AtPeer(tag);
                 lookup.began = now;
@@ -181,9 +183,10 @@ impl<P: Platform> Core<P> {
         match outcome {
             Ok(_) => self.group.answered(peer),
             Err(TransportError::Cancelled) => {}
-            Err(_) => {
+            Err(error) => {
                 self.stats.peer_failures += 1;
-                self.group.failed(now, peer, &mut self.parts.rng);
+                let in_time = error != TransportError::Timeout;
+                self.group.failed(now, peer, in_time, &mut self.parts.rng);
             }
         }
         let Some(lookup) = self.lookups.get(key) else {
