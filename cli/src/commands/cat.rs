@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::client::{Callback, Client, Reply, Told};
-use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
+use forebay_engine::errors::{OriginErrorKind, ReadError};
 use forebay_engine::identity::ObjectVersion;
 use forebay_engine::limits::{READ_BYTES_MAX, STRIPE_BYTES};
 use forebay_engine::ports::{Full, ObjectMeta};

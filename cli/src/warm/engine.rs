@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::client::{Client, RangeWork};
+use forebay_engine::client::{Client, RangeWork, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
 use forebay_engine::identity::{Bucket, ObjectVersion};
 use forebay_engine::ports::{ListPage, ListRequest, ObjectMeta};
@@ -21,6 +21,8 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(4),
     Duration::from_secs(8),
 ];
+/// Jobs are for the versions that the origin has when they begin, whatever the group remembers.
+const AGE_MAX: Duration = Duration::ZERO;
 /// A stripe may take at least so long before it is looked at again.
 const STRIPE_TIME_MIN: Duration = Duration::from_secs(30);
 
@@ -115,10 +117,10 @@ impl MountEngine {
         let mut pauses = PAUSES.iter();
         loop {
             let (reply, answer) = oneshot::channel();
-            let reply = Box::new(move |result| {
-                let _ = reply.send(result);
+            let reply = Box::new(move |told: Told<ObjectMeta>| {
+                let _ = reply.send(told.result);
             });
-            let asked = self.client.head(&self.bucket, key.clone(), reply);
+            let asked = self.client.head(&self.bucket, key.clone(), AGE_MAX, reply);
             if asked.is_err() {
                 sleep(RING_PAUSE).await;
                 continue;
@@ -139,10 +141,10 @@ impl MountEngine {
         let mut pauses = PAUSES.iter();
         loop {
             let (reply, answer) = oneshot::channel();
-            let reply = Box::new(move |result| {
-                let _ = reply.send(result);
+            let reply = Box::new(move |told: Told<Arc<ListPage>>| {
+                let _ = reply.send(told.result);
             });
-            if self.client.list(request.clone(), reply).is_err() {
+            if self.client.list(request.clone(), AGE_MAX, reply).is_err() {
                 sleep(RING_PAUSE).await;
                 continue;
             }
