@@ -106,7 +106,7 @@ pub struct WarmupArgs {
     /// What to warm.
     #[command(flatten)]
     pub paths: PathArgs,
-    /// Parts of 16 MiB (or whole smaller files) under way at once, 1 to 512.
+    /// Parts of 16 MiB under way at once, 1 to 512; of smaller files as many as are as large together, at most 512.
     #[arg(short, long, env = "FOREBAY_PARALLEL", value_name = "N", default_value_t = PARALLEL_DEFAULT,
           value_parser = clap::value_parser!(u32).range(1..=i64::from(PARALLEL_MAX)))]
     pub parallel: u32,

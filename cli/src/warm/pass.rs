@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_engine::client::RangeWork;
 use forebay_engine::identity::{ObjectId, ObjectVersion};
-use forebay_engine::limits::STRIPE_BYTES;
+use forebay_engine::limits::{CHUNK_BYTES, STRIPE_BYTES};
 use forebay_engine::ports::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::sync::mpsc::{Receiver, Sender};
@@ -15,8 +15,11 @@ use tokio::task::JoinSet;
 
 use super::engine::MountEngine;
 use super::listing::Told;
-use super::report::{CheckLine, CheckedFile, state_of};
+use super::report::{CheckLine, CheckedFile, PARALLEL_MAX, state_of};
 use super::tally::Tally;
+
+/// Requests under way at once, of whatever size: half of what one core takes.
+const REQUESTS_MAX: u32 = PARALLEL_MAX;
 
 /// Tells the kernel to drop the pages it keeps of an object; may wait.
 pub type ForgetPages = Arc<dyn Fn(ObjectId) + Send + Sync>;
@@ -47,6 +50,14 @@ pub struct Pass {
     pub tally: Arc<Tally>,
 }
 
+const CHUNKS_PER_STRIPE: u32 = (STRIPE_BYTES / CHUNK_BYTES) as u32;
+
+/// What may be under way at once, in chunks.
+struct Permits {
+    all: Arc<Semaphore>,
+    of_stripe: u32,
+}
+
 /// A file under way.
 struct File {
     pass: Pass,
@@ -59,9 +70,14 @@ struct File {
 }
 
 impl Pass {
-    /// Goes through all that `told` tells, `parallel` stripes at a time.
+    /// Goes through all that `told` tells, `parallel` stripes at a time; of small files as many as are as large
+    /// together, for each of them waits for the disk's next batch.
     pub async fn run(&self, mut told: Receiver<Told>, parallel: u32) {
-        let permits = Arc::new(Semaphore::new(parallel as usize));
+        let chunks = (parallel * CHUNKS_PER_STRIPE).clamp(parallel, REQUESTS_MAX);
+        let permits = Permits {
+            all: Arc::new(Semaphore::new(chunks as usize)),
+            of_stripe: chunks / parallel,
+        };
         let mut under_way = JoinSet::new();
         while let Some(told) = told.recv().await {
             match told {
@@ -72,7 +88,7 @@ impl Pass {
         while under_way.join_next().await.is_some() {}
     }
 
-    async fn file(&self, meta: &ObjectMeta, permits: &Arc<Semaphore>, tasks: &mut JoinSet<()>) {
+    async fn file(&self, meta: &ObjectMeta, permits: &Permits, tasks: &mut JoinSet<()>) {
         let file = Arc::new(File {
             pass: self.clone(),
             object: Arc::new(meta.version(self.engine.bucket())),
@@ -83,7 +99,9 @@ impl Pass {
         let mut at = 0;
         while at < meta.size_bytes {
             let end = (at + STRIPE_BYTES as u64).min(meta.size_bytes);
-            let Ok(permit) = permits.clone().acquire_owned().await else {
+            let weight = (end - at).div_ceil(CHUNK_BYTES as u64) as u32;
+            let weight = weight.min(permits.of_stripe);
+            let Ok(permit) = permits.all.clone().acquire_many_owned(weight).await else {
                 return;
             };
             while tasks.try_join_next().is_some() {}

@@ -243,8 +243,8 @@ fn a_stopped_warm_up_goes_on_where_it_was() {
     place
         .server
         .faults()
-        .set_delay(Class::Get, Duration::from_millis(150));
-    let warmup = Running::start(&mut place.command(&["warmup", "m", "-p", "2"]));
+        .set_delay(Class::Get, Duration::from_millis(400));
+    let warmup = Running::start(&mut place.command(&["warmup", "m", "-p", "1"]));
     eventually("some of it is there", || {
         get_bytes(&place) > 10 * MIB as u64
     });
@@ -295,7 +295,7 @@ fn jobs_in_the_background_are_told_and_stopped() {
     place
         .server
         .faults()
-        .set_delay(Class::Get, Duration::from_millis(200));
+        .set_delay(Class::Get, Duration::from_millis(1_500));
     let id = |ended: &str| ended.trim().to_owned();
     let first = id(&place
         .run(&["warmup", "m", "--background", "-p", "1"])
@@ -410,7 +410,7 @@ fn slow_warm_up(place: &Place) -> (Running, PathBuf) {
     place
         .server
         .faults()
-        .set_delay(Class::Get, Duration::from_millis(300));
+        .set_delay(Class::Get, Duration::from_millis(1_000));
     let warmup = Running::start(&mut place.command(&["warmup", "m", "-p", "1"]));
     eventually("some of it is there", || get_bytes(place) > 2 * MIB as u64);
     (warmup, path)
