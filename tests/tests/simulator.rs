@@ -88,6 +88,16 @@ fn two_hundred_seeds() {
          {failures} failures"
     );
     assert!(hits > 100 && recovered > 300 && reclaimed > 10 && failures > 20);
+    let (pulled, served) = (sum(|run| run.stats.group_hits), sum(|run| run.stats.serves));
+    let (silent, wrong) = (
+        sum(|run| run.stats.peer_failures),
+        sum(|run| run.stats.checksum_failures),
+    );
+    println!(
+        "groups: {pulled} reads from members, {served} requests served, {silent} not answered, \
+         {wrong} checksums wrong"
+    );
+    assert!(pulled > 1_000 && served > 1_000 && silent > 30 && wrong > 3);
 }
 
 /// What `binary` prints for some seeds.

@@ -56,6 +56,10 @@ pub struct Facts {
 /// second of them has asked the origin by their end, and is answered within this time.
 const DIFFERING_VIEWS_SLACK: Duration = Duration::from_secs(1);
 
+/// A member that refused is passed over for so long at most (the longest back-off), also when it is back already:
+/// meanwhile it and a member in its stead may both fetch a sub-block.
+const PASSED_OVER_MAX: Duration = Duration::from_millis(BACKOFF_MAX_MS);
+
 /// What an owner of names said may be on its way for so long.
 const WAY_BACK_MAX: Duration = Duration::from_secs(3);
 
@@ -108,6 +112,12 @@ impl Facts {
     pub fn ended(&mut self, node: usize) {
         self.lives[node] += 1;
         self.delivered[node].clear();
+    }
+
+    /// A member is back.
+    pub fn came_back(&mut self, at: Time) {
+        let until = at + PASSED_OVER_MAX + DIFFERING_VIEWS_SLACK;
+        self.differed.push((at, until));
     }
 
     /// A new view came at `from`, and reached the last node at `to`.

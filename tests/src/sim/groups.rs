@@ -4,9 +4,11 @@ use std::time::Duration;
 
 use forebay_engine::limits::ARENA_BYTES_MIN;
 
+use super::actor::Habit;
 use super::network::{NetFaults, NetProfile};
 use super::rng::SimRng;
-use super::scenario::{Change, Disks, End, GroupPlan, NodePlan, Scenario, Weather, disks};
+use super::scenario::{Change, Disks, End, GroupPlan, NodePlan, Role, Scenario, Weather, disks};
+use super::store::OriginFaults;
 
 /// Changes happen within this time from the beginning.
 const CHANGES_WITHIN: Duration = Duration::from_secs(4);
@@ -51,6 +53,64 @@ impl Scenario {
             whole.add_change(rng, members, within);
         }
         whole
+    }
+
+    /// A group of `members` and take-only `clients` whose every node reads the same two objects, and to
+    /// which nothing happens. In a storm nothing is faulty but what the caller makes so.
+    pub fn plain_group(seed: u64, weather: Weather, members: usize, clients: usize) -> Self {
+        let mut plain = Self::with_weather(seed, weather);
+        let arena_bytes = plain.nodes[0].arena_bytes;
+        let node = |serves: bool| NodePlan {
+            cores: 2,
+            arena_bytes,
+            disks: Disks::default(),
+            weight: serves.then_some(1),
+            is_up: true,
+        };
+        plain.nodes = (0..members + clients)
+            .map(|number| node(number < members))
+            .collect();
+        plain.group = Some(GroupPlan {
+            network: NetProfile::default(),
+            view_delay: (Duration::ZERO, Duration::ZERO),
+            keep_copies: false,
+        });
+        plain.origin.faults = OriginFaults::default();
+        (plain.changes, plain.stop_early) = (Vec::new(), false);
+        plain.roles.clear();
+        for node in 0..plain.nodes.len() {
+            for object in 0..2 {
+                let habit = Habit::Sequential {
+                    read_bytes: 256 << 10,
+                    want_bytes: 4 << 20,
+                };
+                let reader = |habit, rounds| Role {
+                    node,
+                    habit,
+                    object,
+                    rounds,
+                };
+                plain.roles.push(reader(habit, 90));
+                plain.roles.push(reader(Habit::Random, 60));
+                plain.roles.push(reader(Habit::Burst { readers: 5 }, 5));
+            }
+        }
+        plain
+    }
+
+    /// Gives every member a disk that holds all.
+    pub fn with_disks(mut self) -> Self {
+        for node in self.nodes.iter_mut().filter(|node| node.weight.is_some()) {
+            node.disks = Disks {
+                sizes: vec![(1 << 30, 2 << 20, 4_096)],
+                roomy: true,
+                entries_max: 10_000,
+                latency: (Duration::from_micros(10), Duration::from_micros(500)),
+                queue_depth: 32,
+                ..Disks::default()
+            };
+        }
+        self
     }
 
     /// Actors of all nodes ask for much the same.
@@ -164,7 +224,7 @@ fn network(rng: &mut SimRng, weather: Weather) -> NetProfile {
         garbled: some(30),
         late: some(60),
         full: some(300),
-        flipped: some(60),
+        flipped: some(200),
     };
     let longest_us = rng.between(50, 2_000);
     NetProfile {

@@ -242,7 +242,10 @@ impl World {
         node.plan.cores = cores;
         match self.scenario.group {
             None => self.look_at_disks(number),
-            Some(_) => self.forget_node(number),
+            Some(_) => {
+                self.forget_node(number);
+                self.facts.came_back(self.clock.now());
+            }
         }
     }
 

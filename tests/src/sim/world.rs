@@ -53,6 +53,10 @@ pub struct Passed {
     pub ended_at: Time,
     /// All cores' counters.
     pub stats: CoreStats,
+    /// Bytes that the origin sent.
+    pub origin_bytes: u64,
+    /// Sub-blocks that it sent once more.
+    pub sent_again: usize,
 }
 
 /// What a run that went wrong tells.
@@ -153,6 +157,8 @@ pub fn run(scenario: Scenario, print: bool) -> Result<Passed, Box<Failed>> {
         events: trace.events(),
         ended_at: clock.now(),
         stats,
+        origin_bytes: world.store.borrow().sent_bytes,
+        sent_again: world.store.borrow().sent_again.len(),
     })
 }
 

@@ -1,0 +1,213 @@
+//! Named faults of the cache group, each on the simulator with several seeds. What must hold in every run (right bytes,
+//! deadlines, nothing lent at the end, the ledger) is the simulator's audit; here stands what each fault adds.
+
+use std::time::Duration;
+
+use forebay_tests::sim::actor::Habit;
+use forebay_tests::sim::network::NetFaults;
+use forebay_tests::sim::scenario::{Change, End, Role, Scenario, Weather};
+use forebay_tests::sim::world::{self, Passed};
+
+const SEEDS: u64 = 4;
+
+fn ms(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// Runs what `make` makes of several seeds. With `FOREBAY_SIM_VERBOSE` in the environment each event is printed.
+fn runs(make: impl Fn(u64) -> Scenario) -> Vec<Passed> {
+    let print = std::env::var_os("FOREBAY_SIM_VERBOSE").is_some();
+    let run = |seed| world::run(make(seed), print).unwrap_or_else(|failed| panic!("\n{failed}"));
+    (0..SEEDS).map(run).collect()
+}
+
+fn calm(seed: u64) -> Scenario {
+    Scenario::plain_group(seed, Weather::Calm, 3, 1)
+}
+
+/// Reads may fail until it heals, after `heal`.
+fn storm(seed: u64, heal: Duration) -> Scenario {
+    let mut scenario = Scenario::plain_group(seed, Weather::Storm, 3, 1);
+    scenario.io_timeout = ms(6_000);
+    scenario.heal_after = heal;
+    scenario
+}
+
+fn with(mut scenario: Scenario, changes: &[(u64, Change)]) -> Scenario {
+    let changes = changes.iter().map(|(at, change)| (ms(*at), *change));
+    scenario.changes.extend(changes);
+    scenario
+}
+
+fn fetched_once(passed: &[Passed]) {
+    assert!(passed.iter().all(|run| run.sent_again == 0), "{passed:?}");
+}
+
+fn some(passed: &[Passed], count: impl Fn(&Passed) -> u64) {
+    assert!(passed.iter().map(count).sum::<u64>() > 0, "{passed:?}");
+}
+
+#[test]
+fn each_byte_is_fetched_once_for_the_group() {
+    let passed = runs(calm);
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.group_hits);
+}
+
+#[test]
+fn sixty_four_cold_readers_on_four_nodes_cost_one_fetch() {
+    let passed = runs(|seed| {
+        let mut scenario = calm(seed);
+        let reader = |number: usize| Role {
+            node: number % 4,
+            habit: Habit::Whole,
+            object: 0,
+            rounds: 1,
+        };
+        scenario.roles = (0..64).map(reader).collect();
+        scenario.stop_early = false;
+        scenario
+    });
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.joined);
+}
+
+#[test]
+fn a_member_that_joins_asks_who_owned_before_it() {
+    fetched_once(&runs(|seed| {
+        let mut scenario = with(calm(seed), &[(300, Change::Start(2, 2))]);
+        scenario.nodes[2].is_up = false;
+        // Others leave chunks of which a former owner holds a part: see the audit.
+        let whole = |role: &Role| matches!(role.habit, Habit::Sequential { .. });
+        scenario.roles.retain(whole);
+        scenario
+    }));
+}
+
+#[test]
+fn a_member_that_leaves_by_weight_hands_over() {
+    fetched_once(&runs(|seed| {
+        with(calm(seed), &[(200, Change::Weigh(1, 0))])
+    }));
+}
+
+#[test]
+fn a_member_that_is_killed_costs_what_it_held_and_no_read_of_others() {
+    for silent in [false, true] {
+        let passed = runs(|seed| with(calm(seed), &[(150, Change::Kill { node: 1, silent })]));
+        some(&passed, |run| run.sent_again as u64);
+    }
+}
+
+#[test]
+fn a_member_that_stands_still_is_passed_over_and_comes_back() {
+    for (span, heal) in [(2_000, 3_000), (14_000, 16_000)] {
+        let pause = [(100, Change::Pause(1, ms(span)))];
+        let passed = runs(|seed| with(storm(seed, ms(heal)), &pause));
+        some(&passed, |run| run.stats.peer_failures);
+    }
+}
+
+#[test]
+fn a_member_that_comes_back_serves_from_its_old_cache() {
+    let passed = runs(|seed| {
+        let kill = Change::Kill {
+            node: 1,
+            silent: false,
+        };
+        with(
+            calm(seed).with_disks(),
+            &[(1_000, kill), (1_500, Change::Start(1, 2))],
+        )
+    });
+    some(&passed, |run| {
+        let devices = run.stats.disk.devices.iter();
+        devices.map(|device| device.recovered_entries).sum()
+    });
+}
+
+#[test]
+fn a_partition_in_one_direction_costs_no_read() {
+    let passed = runs(|seed| with(storm(seed, ms(5_000)), &[(100, Change::Cut(0, 1, true))]));
+    some(&passed, |run| run.stats.peer_failures);
+}
+
+#[test]
+fn both_sides_of_a_full_partition_go_on() {
+    let isolate = [(100, Change::Isolate(1, ms(14_000)))];
+    let passed = runs(|seed| with(storm(seed, ms(15_000)), &isolate));
+    some(&passed, |run| run.stats.peer_failures);
+}
+
+#[test]
+fn views_that_differ_for_a_while_end_in_one_cache() {
+    runs(|seed| {
+        let weights = [
+            (100, Change::Weigh(1, 3)),
+            (300, Change::Weigh(2, 0)),
+            (500, Change::Weigh(2, 2)),
+        ];
+        let mut scenario = with(calm(seed), &weights);
+        if let Some(group) = &mut scenario.group {
+            group.view_delay = (Duration::ZERO, ms(2_000));
+        }
+        scenario
+    });
+}
+
+#[test]
+fn members_without_room_that_wait_for_each_other_finish() {
+    let passed = runs(|seed| {
+        let mut scenario = Scenario::plain_group(seed, Weather::Tight, 3, 0);
+        for role in &mut scenario.roles {
+            if let Habit::Sequential {
+                read_bytes,
+                want_bytes,
+            } = &mut role.habit
+            {
+                (*read_bytes, *want_bytes) = (1 << 20, 8 << 20);
+            }
+        }
+        scenario
+    });
+    some(&passed, |run| run.stats.evictions);
+    assert!(passed.iter().all(|run| run.stats.read_timeouts == 0));
+}
+
+#[test]
+fn answers_that_take_long_or_go_wrong_are_not_believed() {
+    let passed = runs(|seed| {
+        let mut scenario = storm(seed, ms(10_000));
+        if let Some(group) = &mut scenario.group {
+            group.network.faults = NetFaults {
+                late: 200,
+                flipped: 100,
+                garbled: 20,
+                ..NetFaults::default()
+            };
+        }
+        scenario
+    });
+    some(&passed, |run| run.stats.checksum_failures);
+}
+
+#[test]
+fn what_is_cached_is_served_while_the_origin_is_down() {
+    let passed = runs(|seed| {
+        let mut scenario = storm(seed, ms(9_000));
+        // Longer than a read may take: what is not cached fails by its deadline.
+        scenario.io_timeout = ms(3_000);
+        with(scenario, &[(100, Change::OriginDown(true))])
+    });
+    some(&passed, |run| run.stats.read_errors);
+    some(&passed, |run| run.stats.memory_hits + run.stats.group_hits);
+}
+
+#[test]
+fn all_members_restart_one_after_the_other() {
+    let restarts = [0, 1, 2].map(|node| {
+        let change = Change::Restart(node, End::Orderly, 2);
+        (100 + 300 * node as u64, change)
+    });
+    runs(|seed| with(calm(seed).with_disks(), &restarts));
+}
