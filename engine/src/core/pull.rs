@@ -340,6 +340,13 @@ impl<P: Platform> Core<P> {
                     other => self.pull_refused(now, key, step, other),
                 }
             }
+            // Its member has left: whoever owns the bytes now is asked.
+            Err(TransportError::Cancelled) if self.renew_route(key) => {
+                if let Some(pull) = self.pulls.get(key) {
+                    pull.missed_owner = true;
+                }
+                self.queue_pull(key);
+            }
             Err(error) => {
                 if !matches!(error, TransportError::Cancelled) {
                     self.stats.peer_failures += 1;
@@ -435,22 +442,25 @@ impl<P: Platform> Core<P> {
 
     /// A pull's back-off is over.
     pub(super) fn pull_due(&mut self, key: PullKey) {
+        let pull = self.pulls.get(key);
+        if pull.is_some_and(|pull| matches!(pull.state, State::BackingOff(_))) {
+            self.renew_route(key);
+            self.queue_pull(key);
+        }
+    }
+
+    /// A new route, if another view has come since the pull's was made.
+    fn renew_route(&mut self, key: PullKey) -> bool {
         let view = self.group.digest();
-        let Some(pull) = self.pulls.get(key) else {
-            return;
+        let Some(pull) = self.pulls.get(key).filter(|pull| pull.view != view) else {
+            return false;
         };
-        if !matches!(pull.state, State::BackingOff(_)) {
-            return;
-        }
         let (slot, forwarded) = (pull.placement_slot(), pull.forwarded);
-        if pull.view != view {
-            // Another view has come since the route was made.
-            let route = self.group.route(self.now, slot, forwarded);
-            if let Some(pull) = self.pulls.get(key) {
-                (pull.route, pull.view, pull.redirected) = (route, view, false);
-            }
+        let route = self.group.route(self.now, slot, forwarded);
+        if let Some(pull) = self.pulls.get(key) {
+            (pull.route, pull.view, pull.redirected) = (route, view, false);
         }
-        self.queue_pull(key);
+        true
     }
 
     /// A peer did not answer: what waits for it goes on to the next, or is dropped when nobody waits for it.
@@ -498,7 +508,10 @@ impl<P: Platform> Core<P> {
                 .filter(|step| !self.group.knows(step.peer));
             match (gone, pull.state) {
                 (Some(_), State::Running(tag)) => self.parts.transport.cancel(tag),
-                (Some(_), State::Queued(_)) => self.queue_pull(key),
+                (Some(_), State::Queued(_)) => {
+                    self.renew_route(key);
+                    self.queue_pull(key);
+                }
                 _ => {}
             }
         }

@@ -192,6 +192,8 @@ impl SimNetwork {
         self.leave(me);
         let mut net = self.0.borrow_mut();
         net.silent.remove(&me.peer);
+        // What is sent again to a host that is back finds its connection broken.
+        net.break_off(me);
         net.lives += 1;
         let life = net.lives;
         let events = VecDeque::new();
@@ -216,12 +218,7 @@ impl SimNetwork {
             }
         }
         net.asked.retain(|(server, _), _| *server != gone);
-        let at = net.arrival();
-        let to_it = |fetch: &Fetch| fetch.peer == gone && fetch.ending.is_none();
-        for (key, _) in net.fetches.iter().filter(|(_, fetch)| to_it(fetch)) {
-            net.plan
-                .push(at, Happening::Broken(*key, TransportError::Unreachable));
-        }
+        net.break_off(gone);
     }
 
     /// A host is off, or on again: while it is off nothing is heard from it, not even that connections break.
@@ -409,6 +406,19 @@ impl Net {
             && life.is_none_or(|life| life == inbox.life)
         {
             inbox.events.push_back(event);
+        }
+    }
+
+    /// Whoever waits for a core finds its connection broken.
+    fn break_off(&mut self, gone: PeerCore) {
+        let to_it = |fetch: &Fetch| fetch.peer == gone && fetch.ending.is_none();
+        if !self.fetches.values().any(to_it) {
+            return;
+        }
+        let at = self.arrival();
+        for (key, _) in self.fetches.iter().filter(|(_, fetch)| to_it(fetch)) {
+            let broken = Happening::Broken(*key, TransportError::Unreachable);
+            self.plan.push(at, broken);
         }
     }
 

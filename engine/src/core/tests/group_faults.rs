@@ -26,6 +26,32 @@ impl Bench {
 }
 
 #[test]
+fn what_a_member_that_left_was_asked_for_is_asked_of_the_one_that_owns_it_now() {
+    let (view, gone) = (everyone(), OTHERS[0]);
+    let mut bench = Bench::grouped(view.clone());
+    let rest = placement(&[(ME, 1), (OTHERS[1], 1), (OTHERS[2], 1)]);
+    let at = (0..256)
+        .map(|n| n * STRIPE_BYTES as u64)
+        .find(|at| {
+            let slot = Slot::of_stripe(bench.object.id, *at);
+            let owner = |view: &Placement| view.owner(slot).map(|member| member.id);
+            owner(&view) == Some(gone) && owner(&rest) == Some(OTHERS[1])
+        })
+        .expect("one of 256");
+    let outcome = bench.read(at, 4096, 0);
+    bench.turn();
+    let asked = bench.asked();
+    assert_eq!(asked.to, gone);
+    bench.view(rest);
+    bench.refuse(asked, Err(TransportError::Cancelled));
+    let asked = bench.asked();
+    assert_eq!((asked.to, asked.request.forwarded), (OTHERS[1], false));
+    bench.give(asked, false);
+    expect_bytes(&outcome, at, 4096);
+    assert!(bench.gets().is_empty());
+}
+
+#[test]
 fn silence_of_three_leaves_time_for_the_origin() {
     let view = everyone();
     let mut bench = Bench::grouped(view.clone());
