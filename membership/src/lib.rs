@@ -25,6 +25,7 @@ pub mod identity;
 mod liveness;
 pub mod local;
 pub mod record;
+mod replays;
 pub mod seal;
 pub mod secret;
 pub mod seeds;

@@ -9,8 +9,8 @@
 //! | ... | payload |
 //! | 32 | keyed BLAKE3 over all that precedes |
 //!
-//! Numbers are little-endian. A datagram that is recorded and sent again within [`SKEW_MAX_MS`] is accepted; it
-//! changes nothing, since chitchat takes only newer versions and later heartbeats.
+//! Numbers are little-endian. A datagram that is recorded and sent again is dropped ([`crate::replays`]); one that is
+//! no longer remembered changes nothing, since chitchat takes only newer versions and later heartbeats.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -43,6 +43,8 @@ pub enum Dropped {
     NotLoopback,
     /// Sealed at a time too far from this clock's; milliseconds ahead of it.
     Skewed(i64),
+    /// It came before.
+    Replayed,
     /// Sealed by a member, but not readable: another version of the software.
     Unreadable,
 }
@@ -55,6 +57,7 @@ pub struct DropCounts {
     unproven: AtomicU64,
     not_loopback: AtomicU64,
     skewed: AtomicU64,
+    replayed: AtomicU64,
     unreadable: AtomicU64,
 }
 
@@ -67,13 +70,14 @@ impl DropCounts {
             Dropped::Unproven => &self.unproven,
             Dropped::NotLoopback => &self.not_loopback,
             Dropped::Skewed(_) => &self.skewed,
+            Dropped::Replayed => &self.replayed,
             Dropped::Unreadable => &self.unreadable,
         };
         counter.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Names and counts.
-    pub fn read(&self) -> [(&'static str, u64); 6] {
+    pub fn read(&self) -> [(&'static str, u64); 7] {
         let of = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [
             ("foreign", of(&self.foreign)),
@@ -81,6 +85,7 @@ impl DropCounts {
             ("unproven", of(&self.unproven)),
             ("not_loopback", of(&self.not_loopback)),
             ("skewed", of(&self.skewed)),
+            ("replayed", of(&self.replayed)),
             ("unreadable", of(&self.unreadable)),
         ]
     }
@@ -138,6 +143,11 @@ impl Sealer {
     /// Whether datagrams may go to, or be taken from, an address.
     pub fn may_reach(&self, address: SocketAddr) -> bool {
         self.has_secret || is_loopback(address.ip())
+    }
+
+    /// The proof at the end of a datagram.
+    pub fn proof(datagram: &[u8]) -> &[u8] {
+        &datagram[datagram.len().saturating_sub(MAC_BYTES)..]
     }
 
     /// What is in a datagram.

@@ -8,10 +8,16 @@ use async_trait::async_trait;
 use chitchat::transport::{Socket, Transport};
 use chitchat::{ChitchatMessage, Deserializable, Serializable};
 use parking_lot::Mutex;
+use rustix::net::sockopt;
 use tokio::net::UdpSocket;
 
 use crate::fragments::{Assembly, MESSAGE_BYTES_MAX, split};
+use crate::replays::Replays;
 use crate::seal::{DropCounts, Dropped, SKEW_MAX_MS, Sealer, unix_ms};
+
+/// Room for what several members of a large group send at one moment: a digest of 1,000 members has some 55
+/// datagrams, and losing one loses the message.
+const RECEIVE_BYTES: usize = 8 << 20;
 
 /// The longest datagram there can be.
 const DATAGRAM_BYTES_MAX: usize = 65_535;
@@ -25,11 +31,27 @@ pub(crate) struct SealedTransport {
 
 impl SealedTransport {
     pub fn new(socket: UdpSocket, sealer: Sealer, drops: Arc<DropCounts>) -> Self {
+        widen(&socket);
         Self {
             socket: Mutex::new(Some(socket)),
             sealer,
             drops,
         }
+    }
+}
+
+/// As much receive buffer as the kernel grants: beyond its limit where this process may.
+fn widen(socket: &UdpSocket) {
+    let granted = sockopt::set_socket_recv_buffer_size_force(socket, RECEIVE_BYTES)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(socket, RECEIVE_BYTES))
+        .and_then(|()| sockopt::socket_recv_buffer_size(socket));
+    match granted {
+        Ok(bytes) if bytes >= RECEIVE_BYTES => {}
+        Ok(bytes) => tracing::debug!(
+            bytes,
+            "the kernel's limit for receive buffers is short for groups of many hundred members; raise net.core.rmem_max"
+        ),
+        Err(error) => tracing::debug!(%error, "cannot set the gossip socket's receive buffer"),
     }
 }
 
@@ -44,6 +66,7 @@ impl Transport for SealedTransport {
             // Messages of a restarted member must not be taken for parts of its earlier ones.
             message: unix_ms() as u32,
             assembly: Assembly::default(),
+            replays: Replays::default(),
             plain: Vec::new(),
             sealed: Vec::new(),
             received: vec![0; DATAGRAM_BYTES_MAX].into(),
@@ -57,6 +80,7 @@ struct SealedSocket {
     drops: Arc<DropCounts>,
     message: u32,
     assembly: Assembly,
+    replays: Replays,
     plain: Vec<u8>,
     sealed: Vec<u8>,
     received: Box<[u8]>,
@@ -107,7 +131,14 @@ impl Socket for SealedSocket {
 
 impl SealedSocket {
     fn accept(&mut self, len: usize, from: SocketAddr) -> Option<ChitchatMessage> {
-        let part = match self.sealer.open(&self.received[..len], from, unix_ms()) {
+        let (datagram, now_ms) = (&self.received[..len], unix_ms());
+        let opened = self.sealer.open(datagram, from, now_ms);
+        // Only what a member made is remembered.
+        let fresh = opened.and_then(|part| {
+            let is_new = self.replays.is_new(Sealer::proof(datagram), now_ms);
+            is_new.then_some(part).ok_or(Dropped::Replayed)
+        });
+        let part = match fresh {
             Ok(part) => part,
             Err(why) => {
                 report(why, from, self.drops.count(why));
@@ -156,6 +187,10 @@ fn report(why: Dropped, from: SocketAddr, count: u64) {
             ms.unsigned_abs() / 1000,
             if ms > 0 { "ahead of" } else { "behind" },
             SKEW_MAX_MS / 1000
+        ),
+        Dropped::Replayed => tracing::warn!(
+            count,
+            "dropped from {from}: that datagram came before; the network doubles packets, or somebody sends recorded ones"
         ),
         Dropped::Unreadable => tracing::warn!(
             count,

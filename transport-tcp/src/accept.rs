@@ -45,8 +45,12 @@ async fn guest(shared: &Arc<Shared>, mut stream: TcpStream, from: SocketAddr) {
     let refusal = refusal.or(place.is_none().then_some(Refusal::Busy));
     if let Some(refusal) = refusal {
         shared.refused(refusal, &from);
-        // One small write into an empty buffer does not wait; whether it arrives is the stranger's affair.
-        let _ = stream.write_all(&Welcome::refuse(refusal)).await;
+        if place.is_some() {
+            handshake::dismiss(&mut stream, &Welcome::refuse(refusal)).await;
+        } else {
+            // Nobody waits for whom there is no place: one small write into an empty buffer, and the end.
+            let _ = stream.write_all(&Welcome::refuse(refusal)).await;
+        }
         return;
     }
     let handshake = async {
@@ -55,8 +59,14 @@ async fn guest(shared: &Arc<Shared>, mut stream: TcpStream, from: SocketAddr) {
     };
     match timeout(Duration::from_millis(HANDSHAKE_MS), handshake).await {
         Err(_) => shared.refused(Refusal::Garbled, &from),
-        Ok(Err(Failure::Refuse(refusal) | Failure::Refused(refusal))) => {
-            shared.refused(refusal, &from)
+        Ok(Err(Failure::Refused(refusal))) => shared.refused(refusal, &from),
+        Ok(Err(Failure::Refuse(refusal))) => {
+            shared.refused(refusal, &from);
+            handshake::dismiss(&mut stream, &Welcome::refuse(refusal)).await;
+        }
+        Ok(Err(Failure::RefuseProof)) => {
+            shared.refused(Refusal::Secret, &from);
+            handshake::dismiss(&mut stream, &[Refusal::Secret.code()]).await;
         }
         Ok(Err(Failure::Io(error))) => {
             tracing::debug!(%from, %error, "a connection broke before it was proven");

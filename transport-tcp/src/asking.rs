@@ -304,13 +304,17 @@ impl Asking {
                     }
                     return false;
                 }
-                Ok(Got::All(_)) => {
+                Ok(Got::All(bytes)) => {
+                    io.read_bytes += bytes;
                     if let State::Up(up) = &mut self.links[at].state {
                         up.buffer.rest(&mut io.spare);
                     }
                     return false;
                 }
-                Ok(Got::More(bytes)) => read_bytes += bytes.max(1),
+                Ok(Got::More(bytes)) => {
+                    read_bytes += bytes.max(1);
+                    io.read_bytes += bytes;
+                }
             }
         }
         true
@@ -574,9 +578,9 @@ fn refuse(io: &mut Io, op: TransportOp, error: TransportError) {
     }
 }
 
-/// The engine's own mistake: no such request can be sent.
+/// No such request can be sent: the engine's own mistake, or a name or token longer than the protocol carries.
 fn refuse_invalid(io: &mut Io, tag: FetchTag, lease: Lease) {
-    debug_assert!(false, "a request that the protocol has no form for");
+    tracing::debug!("a request that the protocol has no form for");
     let error = Err(TransportError::Protocol);
     io.events.push_back(ended(tag, lease, error, 0, Vec::new()));
 }

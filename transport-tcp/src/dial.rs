@@ -134,21 +134,19 @@ pub(crate) async fn connect(
         Duration::from_millis(HANDSHAKE_MS),
         handshake::dial(shared, &mut stream, purpose, to),
     );
+    let refused = |by_peer, reason| DialError::Refused {
+        address,
+        by_peer,
+        reason,
+    };
     let host = shaking
         .await
         .map_err(late(HANDSHAKE_MS))?
         .map_err(|failure| match failure {
             Failure::Io(error) => DialError::Handshake { address, error },
-            Failure::Refuse(reason) => DialError::Refused {
-                address,
-                by_peer: false,
-                reason,
-            },
-            Failure::Refused(reason) => DialError::Refused {
-                address,
-                by_peer: true,
-                reason,
-            },
+            Failure::RefuseProof => refused(false, Refusal::Secret),
+            Failure::Refuse(reason) => refused(false, reason),
+            Failure::Refused(reason) => refused(true, reason),
         })?;
     Ok((host, stream))
 }

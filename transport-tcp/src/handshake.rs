@@ -1,6 +1,7 @@
 //! Hello, welcome and proofs on one connection.
 
 use std::io;
+use std::time::Duration;
 
 use forebay_engine::ports::PeerId;
 use forebay_engine::wire::hello::{
@@ -11,7 +12,9 @@ use forebay_engine::wire::{PROTOCOL_VERSION, hello::Purpose};
 use rustix::rand::{GetRandomFlags, getrandom};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 
+use crate::limits::{FAREWELL_BYTES_MAX, FAREWELL_MS};
 use crate::shared::Shared;
 
 /// Why a handshake did not end well.
@@ -20,6 +23,9 @@ pub(crate) enum Failure {
     /// We refuse the other side.
     #[error("{0}")]
     Refuse(Refusal),
+    /// We refuse the other side's proof.
+    #[error("{}", Refusal::Secret)]
+    RefuseProof,
     /// It refuses us.
     #[error("it refuses: {0}")]
     Refused(Refusal),
@@ -42,51 +48,52 @@ pub(crate) struct Host {
     pub credit_bytes: u32,
 }
 
-/// The acceptor's side. Whatever is refused is told so.
+/// The acceptor's side. Whoever is refused has not been told yet: [`dismiss`].
 pub(crate) async fn accept(shared: &Shared, stream: &mut TcpStream) -> Result<Guest, Failure> {
-    let (hello, hello_bytes) = match read_hello(stream).await {
-        Err(Failure::Refuse(refusal)) => return refuse(stream, refusal).await,
-        other => other?,
-    };
+    let (hello, hello_bytes) = read_hello(stream).await?;
     if let Some(refusal) = objection(shared, &hello) {
-        return refuse(stream, refusal).await;
+        return Err(Failure::Refuse(refusal));
     }
     let welcome = Welcome {
         from: shared.me,
         credit_bytes: shared.credit_bytes,
         nonce: nonce()?,
     };
-    let mut message = welcome.encode();
-    let welcome_bytes = message.clone();
-    message.extend(proof(
-        shared.key.as_ref(),
-        Role::Acceptor,
-        &hello_bytes,
-        &welcome_bytes,
-    ));
-    stream.write_all(&message).await?;
+    let welcome_bytes = welcome.encode();
+    stream.write_all(&welcome_bytes).await?;
     let mut shown = [0; PROOF_BYTES];
     stream.read_exact(&mut shown).await?;
-    if !holds(
-        shared.key.as_ref(),
-        Role::Dialer,
-        &hello_bytes,
-        &welcome_bytes,
-        shown,
-    ) {
-        stream.write_all(&[Refusal::Secret.code()]).await?;
-        return Err(Failure::Refuse(Refusal::Secret));
+    let key = shared.key.as_ref();
+    if !holds(key, Role::Dialer, &hello_bytes, &welcome_bytes, shown) {
+        return Err(Failure::RefuseProof);
     }
-    stream.write_all(&[READY]).await?;
+    let mut verdict = vec![READY];
+    verdict.extend(proof(key, Role::Acceptor, &hello_bytes, &welcome_bytes));
+    stream.write_all(&verdict).await?;
     Ok(Guest {
         from: hello.from,
         purpose: hello.purpose,
     })
 }
 
-async fn refuse(stream: &mut TcpStream, refusal: Refusal) -> Result<Guest, Failure> {
-    stream.write_all(&Welcome::refuse(refusal)).await?;
-    Err(Failure::Refuse(refusal))
+/// Says the last word. A socket closed with unread bytes resets the connection, which may overtake what was
+/// written: what the other side still sends is read for a moment.
+pub(crate) async fn dismiss(stream: &mut TcpStream, message: &[u8]) {
+    let farewell = async {
+        stream.write_all(message).await?;
+        stream.shutdown().await?;
+        let mut rest = [0; BODY_BYTES_MAX];
+        let mut left_bytes = FAREWELL_BYTES_MAX;
+        while left_bytes > 0 {
+            match stream.read(&mut rest).await? {
+                0 => break,
+                bytes => left_bytes = left_bytes.saturating_sub(bytes),
+            }
+        }
+        io::Result::Ok(())
+    };
+    // Whether it arrives is the other side's affair.
+    let _ = timeout(Duration::from_millis(FAREWELL_MS), farewell).await;
 }
 
 async fn read_hello(stream: &mut TcpStream) -> Result<(Hello, Vec<u8>), Failure> {
@@ -145,17 +152,17 @@ pub(crate) async fn dial(
     if to.is_some_and(|to| to != welcome.from) || welcome.from == shared.me {
         return Err(Failure::Refuse(Refusal::Identity));
     }
-    let mut shown = [0; PROOF_BYTES];
-    stream.read_exact(&mut shown).await?;
     let key = shared.key.as_ref();
-    if !holds(key, Role::Acceptor, &hello_bytes, &welcome_bytes, shown) {
-        return Err(Failure::Refuse(Refusal::Secret));
-    }
     let proof = proof(key, Role::Dialer, &hello_bytes, &welcome_bytes);
     stream.write_all(&proof).await?;
     let mut verdict = [0];
     stream.read_exact(&mut verdict).await?;
     Refusal::of_code(verdict[0]).map_err(Failure::Refused)?;
+    let mut shown = [0; PROOF_BYTES];
+    stream.read_exact(&mut shown).await?;
+    if !holds(key, Role::Acceptor, &hello_bytes, &welcome_bytes, shown) {
+        return Err(Failure::RefuseProof);
+    }
     Ok(Host {
         from: welcome.from,
         credit_bytes: welcome.credit_bytes,

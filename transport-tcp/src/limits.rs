@@ -8,6 +8,10 @@ pub const CREDIT_BYTES_DEFAULT: u32 = 16 << 20;
 pub const CONNECT_MS: u64 = 1_000;
 /// Time for the whole handshake.
 pub const HANDSHAKE_MS: u64 = 2_000;
+/// What a refused connection still sends is read for so long,
+pub const FAREWELL_MS: u64 = 200;
+/// and up to so many bytes, so that the refusal arrives.
+pub const FAREWELL_BYTES_MAX: usize = 4 << 10;
 /// Connections that have not proven anything yet.
 pub const UNPROVEN_MAX: usize = 256;
 /// Of those, from one address: a stranger alone does not keep members out.
@@ -43,6 +47,8 @@ pub const RECEIVE_BUFFER_BYTES: usize = 64 << 10;
 pub const SPARE_BUFFERS_MAX: usize = 16;
 /// Bytes taken from one connection before the next one has its turn.
 pub const READ_BUDGET_BYTES: usize = 2 * CHUNK_BYTES;
+/// Bytes taken from all connections of a core in one turn: what else the core has to do waits no longer.
+pub const TURN_READ_BYTES: usize = 4 * CHUNK_BYTES;
 /// Frames are handed to the socket in batches of so many bytes: what is urgent waits for one batch at most.
 pub const WRITE_BATCH_BYTES: usize = 256 << 10;
 /// Slices of one write.

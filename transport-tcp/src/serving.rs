@@ -134,6 +134,7 @@ impl Serving {
                     return false;
                 }
                 Ok(Got::All(bytes)) => {
+                    io.read_bytes += bytes;
                     self.received(at, bytes);
                     if let Some(guest) = self.guests.get_mut(at) {
                         guest.buffer.rest(&mut io.spare);
@@ -143,6 +144,7 @@ impl Serving {
                 Ok(Got::More(bytes)) => {
                     self.received(at, bytes);
                     read_bytes += bytes.max(1);
+                    io.read_bytes += bytes;
                 }
             }
         }

@@ -14,7 +14,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventFlags};
 
 use crate::asking::Asking;
-use crate::limits::WAIT_EVENTS_MAX;
+use crate::limits::{TURN_READ_BYTES, WAIT_EVENTS_MAX};
 use crate::serving::Serving;
 use crate::shared::{Arrival, Seat, Shared};
 use crate::socket::{Socket, SpareBuffers, Which};
@@ -31,6 +31,8 @@ pub(crate) struct Io {
     /// When this turn began.
     pub now: Time,
     pub spare: SpareBuffers,
+    /// Bytes received since the engine was last told that there is no more.
+    pub read_bytes: usize,
     /// Connections with bytes to read.
     ready: VecDeque<Which>,
     /// Connections with frames to write.
@@ -44,6 +46,11 @@ impl Io {
             socket.dirty = true;
             self.dirty.push_back(which);
         }
+    }
+
+    /// Whether enough was read for one turn of the core: its disk, its origin and its readers wait.
+    fn has_read_enough(&self) -> bool {
+        self.read_bytes >= TURN_READ_BYTES
     }
 
     /// Notes that a connection may have something to read.
@@ -88,6 +95,7 @@ impl TcpTransport {
             events: VecDeque::new(),
             now: clock.now(),
             spare: SpareBuffers::default(),
+            read_bytes: 0,
             ready: VecDeque::new(),
             dirty: VecDeque::new(),
         };
@@ -121,7 +129,11 @@ impl TcpTransport {
         if !(self.asking.is_empty() && self.serving.is_empty()) {
             self.wait();
         }
+        // Who was not reached is the first the next time.
         for _ in 0..self.io.ready.len() {
+            if self.io.has_read_enough() {
+                break;
+            }
             let Some(which) = self.io.ready.pop_front() else {
                 break;
             };
@@ -249,13 +261,18 @@ impl Transport for TcpTransport {
             if let Some(event) = self.io.events.pop_front() {
                 return Some(event);
             }
+            // What is left to read is read before the core sleeps: nothing would wake it, so `wake_at` says now.
+            if self.io.has_read_enough() {
+                break;
+            }
             self.turn();
-            // What is left to read is read now: nothing would wake the core for it.
             if self.io.events.is_empty() && self.io.ready.is_empty() {
-                self.count();
-                return None;
+                break;
             }
         }
+        self.io.read_bytes = 0;
+        self.count();
+        None
     }
 
     fn cancel(&mut self, tag: FetchTag) {
@@ -263,7 +280,7 @@ impl Transport for TcpTransport {
     }
 
     fn wake_at(&self) -> Time {
-        match self.io.events.is_empty() {
+        match self.io.events.is_empty() && self.io.ready.is_empty() {
             true => self.asking.wake_at(),
             false => self.io.now,
         }

@@ -3,11 +3,12 @@
 //! | from | message |
 //! |---|---|
 //! | dialer | [`Hello`]: who, for what, to whom, of which group, a nonce |
-//! | acceptor | [`Welcome`]: who, a nonce, how much may be under way, and the acceptor's proof; or a [`Refusal`] |
+//! | acceptor | [`Welcome`]: who, a nonce, how much may be under way; or a [`Refusal`] |
 //! | dialer | the dialer's proof, [`PROOF_BYTES`] |
-//! | acceptor | one byte, [`READY`] or a refusal |
+//! | acceptor | one byte: [`READY`], then the acceptor's proof; or a refusal |
 //!
-//! A proof is a keyed BLAKE3 over the role and both messages, so it holds for this connection alone. Hello and
+//! A proof is a keyed BLAKE3 over the role and both messages, so it holds for this connection alone. The dialer proves
+//! first: a stranger who connects gets nothing by which a weak secret could be guessed at leisure. Hello and
 //! welcome begin with [`PREFIX_BYTES`] that stay the same in every version of the protocol.
 
 use super::bytes::{Put, Reader};
@@ -23,7 +24,7 @@ pub const BODY_BYTES_MAX: usize = 512;
 pub const NONCE_BYTES: usize = 32;
 /// Bytes of a proof.
 pub const PROOF_BYTES: usize = 32;
-/// The acceptor's last byte when it takes the connection.
+/// The acceptor's byte before its proof, when it takes the connection.
 pub const READY: u8 = 0;
 
 const MAGIC: [u8; 8] = *b"FBpeer\r\n";
@@ -123,7 +124,7 @@ impl Refusal {
         found.map_or(u8::MAX, |(code, _)| *code)
     }
 
-    /// The acceptor's last byte.
+    /// The acceptor's byte after the dialer's proof.
     ///
     /// # Errors
     /// The refusal, if it is one.
@@ -234,7 +235,7 @@ impl Hello {
 }
 
 impl Welcome {
-    /// The whole message but for the proof that follows it.
+    /// The whole message.
     pub fn encode(&self) -> Vec<u8> {
         let mut body = vec![READY, 0, 0, 0];
         body.u32(self.credit_bytes);

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::limits::{CHUNK_BYTES, PEER_CREDIT_BYTES_MIN};
 use forebay_engine::placement::View;
-use forebay_engine::ports::{Class, FetchStatus, PeerFetch, PeerId, TransportError};
+use forebay_engine::ports::{
+    Class, FetchStatus, PeerFetch, PeerId, Transport, TransportError, TransportEvent,
+};
 use forebay_engine::wire::header::{ANSWER_BYTES, Answer, Ask, REQUEST_BYTES, Request};
 use forebay_tests::peer::content;
 
@@ -342,6 +344,64 @@ fn sixty_four_peers_are_served_at_once() {
         }
     }
     assert_eq!(server.served, 3 * 64);
+}
+
+/// Peers that send as fast as they can: the core gets its turn after a few MiB all the same.
+#[test]
+fn many_streams_leave_the_core_its_turns() {
+    const PEERS: u64 = 24;
+    const EACH: usize = 2;
+    let mut one = Node::new(1);
+    let listeners: Vec<_> = (0..PEERS)
+        .map(|_| TcpListener::bind("127.0.0.1:0").unwrap())
+        .collect();
+    let members = listeners.iter().zip(2..);
+    let members = members.map(|(it, id)| member(PeerId(id), &[it.local_addr().unwrap()]));
+    one.endpoint.set_members(&View::new(members.collect()));
+    let peers: Vec<_> = listeners.into_iter().zip(2..).map(answering).collect();
+
+    let mut asker = Asker::new();
+    for peer in 2..PEERS + 2 {
+        for _ in 0..EACH {
+            asker.fetch(&mut one, peer, CHUNK_BYTES).unwrap();
+        }
+    }
+    let (mut turns, mut most) = (0, 0);
+    let (mut left, started) = (PEERS as usize * EACH, Instant::now());
+    while left > 0 {
+        assert!(started.elapsed() < Duration::from_secs(20), "{left} left");
+        // Time for the sockets to fill: what is there is more than one turn takes.
+        std::thread::sleep(Duration::from_millis(20));
+        let mut ended = 0;
+        while let Some(event) = one.transport.poll() {
+            assert!(matches!(
+                event,
+                TransportEvent::Fetched { result: Ok(_), .. }
+            ));
+            ended += 1;
+        }
+        (turns, most, left) = (turns + 1, most.max(ended), left - ended);
+    }
+    assert!(most <= 8, "{most} MiB in one of {turns} turns");
+    for peer in peers {
+        peer.join().unwrap();
+    }
+}
+
+/// A fake peer that answers two requests.
+fn answering((listener, id): (TcpListener, u64)) -> std::thread::JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut stream = raw::accept(&listener, id, CREDIT);
+        let mut head = [0; REQUEST_BYTES];
+        let mut asked = Vec::new();
+        while asked.len() < 2 {
+            stream.read_exact(&mut head).unwrap();
+            asked.push(Request::decode(&head).unwrap());
+        }
+        for request in &asked {
+            stream.write_all(&answer(request)).unwrap();
+        }
+    })
 }
 
 /// The peer's process is killed while its answers are on their way: what had come is right, the rest fails at once.

@@ -59,15 +59,19 @@ pub fn dial(
     stream.write_all(&hello).unwrap();
     let message = message(stream).unwrap();
     let welcome = Welcome::decode(&message[PREFIX_BYTES..]).unwrap()?;
-    let mut shown = [0; PROOF_BYTES];
-    stream.read_exact(&mut shown).unwrap();
     let proof = secret.map_or([0; PROOF_BYTES], |secret| {
         Key::new(secret).proof(Role::Dialer, &hello, &message)
     });
     stream.write_all(&proof).unwrap();
     let mut verdict = [0];
     stream.read_exact(&mut verdict).unwrap();
-    Refusal::of_code(verdict[0]).map(|()| welcome)
+    Refusal::of_code(verdict[0])?;
+    let mut shown = [0; PROOF_BYTES];
+    stream.read_exact(&mut shown).unwrap();
+    if let Some(secret) = secret {
+        assert!(Key::new(secret).holds(Role::Acceptor, &hello, &message, shown));
+    }
+    Ok(welcome)
 }
 
 /// Accepts as a peer without secret does.
@@ -83,10 +87,10 @@ pub fn accept(listener: &TcpListener, me: u64, credit_bytes: u32) -> TcpStream {
         nonce: [4; NONCE_BYTES],
     };
     stream.write_all(&welcome.encode()).unwrap();
-    stream.write_all(&[0; PROOF_BYTES]).unwrap();
     let mut proof = [0; PROOF_BYTES];
     stream.read_exact(&mut proof).unwrap();
     stream.write_all(&[READY]).unwrap();
+    stream.write_all(&[0; PROOF_BYTES]).unwrap();
     stream
 }
 
