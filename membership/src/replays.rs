@@ -62,6 +62,6 @@ mod tests {
         }
         assert!(replays.recent.len() + replays.earlier.len() <= 2 * REMEMBERED_MIN);
         let last = 5 * REMEMBERED_MIN as u64 - 1;
-        assert!(!replays.is_new(&(last - REMEMBERED_MIN as u64).to_le_bytes(), 1));
+        assert!(!replays.is_new(&(last + 1 - REMEMBERED_MIN as u64).to_le_bytes(), 1));
     }
 }

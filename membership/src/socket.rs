@@ -1,5 +1,6 @@
 //! chitchat's transport: UDP, with each datagram sealed.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -63,8 +64,9 @@ impl Transport for SealedTransport {
             socket: socket.context("the gossip socket is open already")?,
             sealer: self.sealer.clone(),
             drops: self.drops.clone(),
-            // Messages of a restarted member must not be taken for parts of its earlier ones.
-            message: unix_ms() as u32,
+            // Random: messages of a restarted member are no parts of its earlier ones, and two members that send the
+            // same bytes in one millisecond do not send the same datagram.
+            message: RandomState::new().build_hasher().finish() as u32,
             assembly: Assembly::default(),
             replays: Replays::default(),
             plain: Vec::new(),
