@@ -1,10 +1,16 @@
-//! The real programs as children: `forebay mount`, SeaweedFS, and a plain S3 client to fill
+//! The real programs as children: `forebay mount`, `forebay serve`, SeaweedFS, and a plain S3 client to fill
 //! buckets with. For the demo, the performance harness and end-to-end tests.
 
 mod bucket;
+mod member;
 mod mount;
+mod program;
+mod report;
 mod weed;
 
 pub use bucket::{BucketClient, Credentials};
-pub use mount::{Mount, MountOptions, Stats, forebay_binary};
+pub use member::{Member, MemberOptions};
+pub use mount::{Mount, MountOptions};
+pub use program::forebay_binary;
+pub use report::{Report, Stats};
 pub use weed::{Weed, install_weed};

@@ -1,43 +1,15 @@
 //! `forebay mount` as its users run it.
 
-use std::env;
 use std::ffi::OsString;
-use std::fs;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::Value;
 
 use super::Credentials;
-
-/// The program `forebay`: `FOREBAY_BIN`, or the one beside the running program (tests and
-/// examples run one directory further down).
-///
-/// # Errors
-/// When it has not been built.
-pub fn forebay_binary() -> Result<PathBuf> {
-    if let Some(path) = env::var_os("FOREBAY_BIN") {
-        return Ok(path.into());
-    }
-    let own = env::current_exe()?;
-    let beside = own
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|dir| dir.join("forebay"));
-    beside
-        .into_iter()
-        .find(|path| path.is_file())
-        .with_context(|| {
-            format!(
-                "no program `forebay` beside {}: cargo build --bins",
-                own.display()
-            )
-        })
-}
+use super::program::{ask, daemon_command, forebay_binary, has_ended, kill};
+use super::report::{Report, Stats};
 
 /// What to mount and how.
 #[derive(Clone, Debug)]
@@ -75,22 +47,10 @@ impl Mount {
             Some(path) => path.clone(),
             None => forebay_binary()?,
         };
-        let mut command = Command::new(&binary);
-        command.arg("mount").arg(&options.source).arg(dir);
+        let mut command = daemon_command(&binary, "mount", options.credentials);
+        command.arg(&options.source).arg(dir);
         command.args(["--endpoint", options.endpoint, "--memory", options.memory]);
-        command.args(&options.flags).stdin(Stdio::null());
-        without_settings(&mut command, env::vars_os().map(|(name, _)| name));
-        if let Some(known) = options.credentials {
-            command
-                .env("AWS_ACCESS_KEY_ID", &known.access_key)
-                .env("AWS_SECRET_ACCESS_KEY", &known.secret_key)
-                .env("AWS_REGION", &known.region)
-                .env_remove("AWS_SESSION_TOKEN")
-                .env_remove("AWS_PROFILE");
-        }
-        // A terminal's Ctrl-C goes to its whole process group. It must not kill `forebay mount`
-        // halfway: the daemon would come up with nobody to unmount it.
-        command.process_group(0);
+        command.args(&options.flags);
         let status = command
             .status()
             .with_context(|| format!("cannot run {}", binary.display()))?;
@@ -121,39 +81,15 @@ impl Mount {
     /// # Errors
     /// When the daemon does not answer.
     pub fn stats(&self) -> Result<Stats> {
-        let report = self.ask("stats")?;
-        let number = |pointer| report.number(&[pointer]);
-        Ok(Stats {
-            memory_hits: number("/tiers/memory/hits")?,
-            memory_hit_bytes: number("/tiers/memory/bytes")?,
-            disk_hits: number("/tiers/disk/hits")?,
-            disk_hit_bytes: number("/tiers/disk/bytes")?,
-            disk_dropped_bytes: report.sum("/disk/devices", "dropped_bytes")?,
-            misses: number("/tiers/origin/hits")?,
-            miss_bytes: number("/tiers/origin/bytes")?,
-            read_errors: number("/reads/errors")?,
-            origin_bytes: number("/origin/bytes")?,
-        })
+        Stats::of(&self.ask("stats")?)
     }
 
-    fn ask(&self, command: &str) -> Result<Report> {
-        let output = Command::new(&self.binary)
-            .arg(command)
-            .arg(&self.dir)
-            .arg("--json")
-            .stderr(Stdio::inherit())
-            .output()?;
-        ensure!(
-            output.status.success(),
-            "forebay {command}: {}",
-            output.status
-        );
-        let json = serde_json::from_slice(&output.stdout)
-            .with_context(|| format!("forebay {command} --json printed no JSON"))?;
-        Ok(Report {
-            command: command.to_owned(),
-            json,
-        })
+    /// What a command says of this mount with `--json`.
+    ///
+    /// # Errors
+    /// When it fails, or prints no JSON.
+    pub fn ask(&self, command: &str) -> Result<Report> {
+        ask(&self.binary, command, self.dir.as_ref())
     }
 
     /// Runs a `forebay` command on this mount with its output shown.
@@ -204,13 +140,7 @@ impl Mount {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status();
-        let raw = i32::try_from(self.pid).ok();
-        // Only if the pid is still a forebay: it may have been reused.
-        if let Some(pid) = raw.and_then(rustix::process::Pid::from_raw)
-            && fs::read_link(format!("/proc/{}/exe", self.pid)).is_ok_and(|exe| exe == self.binary)
-        {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-        }
+        kill(self.pid, &self.binary);
         let _ = Command::new("fusermount3")
             .args(["-u", "-z", "-q"])
             .arg(&self.dir)
@@ -218,25 +148,6 @@ impl Mount {
             .stderr(Stdio::null())
             .status();
     }
-}
-
-/// Takes what the caller's environment sets of Forebay's flags away (`FOREBAY_FOREGROUND` would
-/// hang us, others change what is measured). Where the control sockets are stays.
-fn without_settings(command: &mut Command, variables: impl Iterator<Item = OsString>) {
-    let settings = variables.filter(|name| {
-        let name = name.to_string_lossy();
-        name.starts_with("FOREBAY_") && name != "FOREBAY_RUNTIME_DIR"
-    });
-    for name in settings {
-        command.env_remove(name);
-    }
-}
-
-/// Whether the process is gone, or a zombie that nobody has reaped (as in some containers).
-fn has_ended(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ")
-        .is_none_or(|(_, rest)| rest.starts_with('Z'))
 }
 
 impl Drop for Mount {
@@ -247,76 +158,12 @@ impl Drop for Mount {
     }
 }
 
-/// What the daemon counted, as far as the demo and the figures need it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Stats {
-    /// Reads answered from memory without waiting.
-    pub memory_hits: u64,
-    /// Bytes of those.
-    pub memory_hit_bytes: u64,
-    /// Reads that waited for the cache on disk, and for nothing farther away.
-    pub disk_hits: u64,
-    /// Bytes of those.
-    pub disk_hit_bytes: u64,
-    /// Bytes that the cache on disk could not keep up with.
-    pub disk_dropped_bytes: u64,
-    /// Reads that waited for the origin.
-    pub misses: u64,
-    /// Bytes of those.
-    pub miss_bytes: u64,
-    /// Reads answered with an error.
-    pub read_errors: u64,
-    /// Bytes that came from the origin, whatever the reason.
-    pub origin_bytes: u64,
-}
-
-/// The JSON that a command printed.
-struct Report {
-    command: String,
-    json: Value,
-}
-
-impl Report {
-    /// What number `key` adds up to over the objects of the array at `pointer`.
-    fn sum(&self, pointer: &str, key: &str) -> Result<u64> {
-        let missing = || format!("forebay {} --json has no {pointer}", self.command);
-        let all = self.json.pointer(pointer).and_then(Value::as_array);
-        let numbers = all
-            .with_context(missing)?
-            .iter()
-            .map(|one| one[key].as_u64());
-        let sum: Option<u64> = numbers.sum();
-        sum.with_context(|| format!("forebay {} --json: no {key} in {pointer}", self.command))
-    }
-
-    /// The number at the first of `pointers` that leads to one.
-    fn number(&self, pointers: &[&str]) -> Result<u64> {
-        let found = pointers
-            .iter()
-            .find_map(|pointer| self.json.pointer(pointer)?.as_u64());
-        found.with_context(|| {
-            format!(
-                "forebay {} --json has no {}: {}",
-                self.command, pointers[0], self.json
-            )
-        })
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
-
-    #[test]
-    fn settings_of_the_environment_do_not_reach_a_mount() {
-        let mut command = Command::new("forebay");
-        let there = ["FOREBAY_FOREGROUND", "FOREBAY_RUNTIME_DIR", "HOME"];
-        without_settings(&mut command, there.map(OsString::from).into_iter());
-        let removed: Vec<_> = command.get_envs().collect();
-        assert_eq!(removed, [("FOREBAY_FOREGROUND".as_ref(), None)]);
-    }
 
     /// A stand-in for `forebay` that writes what it was called with, and its process group.
     fn stand_in(dir: &Path, end: &str) -> Result<PathBuf> {
