@@ -1,21 +1,25 @@
-//! A bucket with large objects, the embedded S3 server, and the real `forebay mount` of it.
+//! A bucket with large objects and the real `forebay mount` of it.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use forebay_tests::harness::{Credentials, Mount, MountOptions, Stats};
-use forebay_tests::s3::{EmbeddedS3, Options};
+use forebay_tests::harness::{Mount, MountOptions, Stats};
+use forebay_tests::s3::EmbeddedS3;
 use tempfile::TempDir;
 
-const BUCKET: &str = "perf";
+use crate::bucket::Bucket;
+use crate::interrupt;
+
+/// Training mounts set minutes; metadata is no part of these figures.
+pub const LONG_LIVED_NAMES: [&str; 4] = ["--attr-ttl", "1h", "--entry-ttl", "1h"];
 
 /// A mounted bucket. Everything is gone when it is dropped.
 #[derive(Debug)]
 pub struct Bench {
     // In the order of dropping: the mount goes before what it needs.
     mount: Mount,
-    server: EmbeddedS3,
+    bucket: Bucket,
     dir: TempDir,
     memory: String,
     flags: Vec<OsString>,
@@ -41,20 +45,12 @@ impl Bench {
         memory: &str,
         more_flags: &[OsString],
     ) -> Result<Self> {
-        let server = EmbeddedS3::start(Options::default())?;
-        server.create_bucket(BUCKET);
-        for (seed, (key, size_bytes)) in objects.iter().enumerate() {
-            server.put_synthetic(BUCKET, key, *size_bytes, seed as u64);
-        }
-        std::fs::create_dir(dir.path().join("mnt"))?;
-        // Training mounts set minutes; metadata is no part of these figures.
-        let mut flags: Vec<OsString> = ["--attr-ttl", "1h", "--entry-ttl", "1h"]
-            .map(Into::into)
-            .into();
+        let bucket = Bucket::start(objects)?;
+        let mut flags: Vec<OsString> = LONG_LIVED_NAMES.map(Into::into).into();
         flags.extend_from_slice(more_flags);
         Ok(Self {
-            mount: mount(&dir, &server, memory, &flags)?,
-            server,
+            mount: mount(dir.path(), "mnt", &bucket, memory, flags.clone())?,
+            bucket,
             dir,
             memory: memory.to_owned(),
             flags,
@@ -67,10 +63,19 @@ impl Bench {
     /// What `forebay umount` or `forebay mount` said.
     pub fn remount(self) -> Result<Self> {
         self.mount.unmount()?;
+        let flags = self.flags.clone();
         Ok(Self {
-            mount: mount(&self.dir, &self.server, &self.memory, &self.flags)?,
+            mount: mount(self.dir.path(), "mnt", &self.bucket, &self.memory, flags)?,
             ..self
         })
+    }
+
+    /// Brings the whole bucket into the cache, by `forebay warmup`.
+    ///
+    /// # Errors
+    /// When not all of it is cached afterwards.
+    pub fn warm_up(&self) -> Result<()> {
+        self.mount.show("warmup")
     }
 
     /// The object's file in the mount.
@@ -83,9 +88,14 @@ impl Bench {
         self.dir.path()
     }
 
+    /// The bucket.
+    pub fn bucket(&self) -> &Bucket {
+        &self.bucket
+    }
+
     /// The S3 server.
     pub fn server(&self) -> &EmbeddedS3 {
-        &self.server
+        self.bucket.server()
     }
 
     /// The daemon's process.
@@ -110,21 +120,30 @@ impl Bench {
     }
 }
 
-fn mount(dir: &TempDir, server: &EmbeddedS3, memory: &str, flags: &[OsString]) -> Result<Mount> {
-    let credentials = Credentials {
-        access_key: server.options().access_key.clone(),
-        secret_key: server.options().secret_key.clone(),
-        region: "us-east-1".to_owned(),
-    };
-    Mount::new(
-        &dir.path().join("mnt"),
+/// Mounts a bucket at directory `name` of `dir`, which is made if it is not there.
+///
+/// # Errors
+/// What `forebay mount` said, or that a signal came.
+pub fn mount(
+    dir: &Path,
+    name: &str,
+    bucket: &Bucket,
+    memory: &str,
+    flags: Vec<OsString>,
+) -> Result<Mount> {
+    let point = dir.join(name);
+    std::fs::create_dir_all(&point)?;
+    let mount = Mount::new(
+        &point,
         &MountOptions {
             binary: None,
-            source: format!("s3://{BUCKET}"),
-            endpoint: &server.endpoint(),
-            credentials: Some(&credentials),
+            source: bucket.source(),
+            endpoint: &bucket.server().endpoint(),
+            credentials: Some(bucket.credentials()),
             memory,
-            flags: flags.to_vec(),
+            flags,
         },
-    )
+    )?;
+    interrupt::check()?;
+    Ok(mount)
 }

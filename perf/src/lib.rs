@@ -11,18 +11,26 @@
 //! | [`run`] | how much is measured, and where files are put |
 //! | [`direct`] | O_DIRECT files and aligned buffers |
 //! | [`null_server`] | the yardstick: a FUSE server that answers reads with zeros |
-//! | [`bench`] | a bucket, its server and Forebay's mount of it |
+//! | [`bucket`] | objects, and the server that counts what it hands out of them |
+//! | [`bench`] | a bucket and Forebay's mount of it |
+//! | [`group`] | a bucket and a cache group of it, each member a process |
 //! | [`process`] | what /proc says of a process: processor time, memory |
 //! | [`samples`] | medians, spreads, verdicts |
+//! | [`held`] | what a cache on disk holds |
+//! | [`interrupt`] | signals, and waiting that ends with them |
 //! | [`report`] | the table in `docs/performance.md` |
 
 #![forbid(unsafe_code)]
 
 pub mod bench;
+pub mod bucket;
 pub mod direct;
 pub mod disk;
 pub mod figures;
 pub mod fio;
+pub mod group;
+pub mod held;
+pub mod interrupt;
 pub mod load;
 pub mod network;
 pub mod null_server;

@@ -10,11 +10,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow};
 
 use crate::direct::{AlignedBuf, open_direct};
+use crate::interrupt;
 
 /// One request's length of the sequential readers.
 pub const SEQUENTIAL_BYTES: usize = 1 << 20;
 /// One request's length of the random readers.
 pub const RANDOM_BYTES: usize = 4 << 10;
+
+/// What is fetched at least for a read that is not cached.
+pub const SUB_BLOCK_BYTES: u64 = forebay_engine::limits::SUB_BLOCK_BYTES as u64;
 
 /// What a load did.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +80,9 @@ pub fn read_once(path: &Path, cache: Cache) -> Result<Done> {
 fn one_pass(file: &File, buf: &mut [u8]) -> std::io::Result<(u64, u64)> {
     let (mut reads, mut bytes) = (0, 0);
     loop {
+        if interrupt::came() {
+            return Err(std::io::ErrorKind::Interrupted.into());
+        }
         let got = file.read_at(buf, bytes)?;
         if got == 0 {
             return Ok((reads, bytes));
@@ -109,13 +116,14 @@ pub fn sequential(path: &Path, at_least: Duration) -> Result<Done> {
     Ok(done)
 }
 
-/// `readers` threads read the whole file once each, starting together.
+/// One thread for each of `paths` reads that whole file once; they start together.
 ///
 /// # Errors
 /// The first read that fails.
-pub fn readers_at_once(path: &Path, readers: usize) -> Result<Done> {
-    let barrier = Barrier::new(readers);
-    together(readers, |_| {
+pub fn readers_at_once<P: AsRef<Path> + Sync>(paths: &[P]) -> Result<Done> {
+    let barrier = Barrier::new(paths.len());
+    together(paths.len(), |reader| {
+        let path = paths[reader].as_ref();
         let file = open(path, Cache::Past)?;
         let mut buf = AlignedBuf::new(SEQUENTIAL_BYTES);
         barrier.wait();
@@ -151,11 +159,13 @@ pub fn random(path: &Path, cache: Cache, threads: usize, seed: u64, until: Until
         barrier.wait();
         let start = Instant::now();
         let mut reads = 0;
-        while match until {
-            // The clock is asked once in sixteen reads: it costs about as much as it measures.
-            Until::Elapsed(span) => reads % 16 != 0 || start.elapsed() < span,
-            Until::Reads(most) => reads < most,
-        } {
+        while !interrupt::came()
+            && match until {
+                // The clock is asked once in sixteen reads: it costs about as much as it measures.
+                Until::Elapsed(span) => reads % 16 != 0 || start.elapsed() < span,
+                Until::Reads(most) => reads < most,
+            }
+        {
             let offset = rng.next() % places * RANDOM_BYTES as u64;
             file.read_exact_at(buf.bytes(), offset)
                 .with_context(|| format!("reading {} at {offset}", path.display()))?;
@@ -163,6 +173,42 @@ pub fn random(path: &Path, cache: Cache, threads: usize, seed: u64, until: Until
         }
         Ok((reads, reads * RANDOM_BYTES as u64))
     })
+}
+
+/// `threads` threads read one page at a random place of each [`SUB_BLOCK_BYTES`] of the file, in random order and past
+/// the page cache: what the one thread reads brings nothing that another one, or a later read, asks for. `seed` chooses places and order.
+///
+/// # Errors
+/// The first read that fails.
+pub fn scattered(path: &Path, threads: usize, seed: u64) -> Result<Done> {
+    let file = open(path, Cache::Past)?;
+    let places = scattered_places(file.metadata()?.len(), seed);
+    anyhow::ensure!(places.len() >= threads, "{} is too small", path.display());
+    let barrier = Barrier::new(threads);
+    together(threads, |thread| {
+        let mut buf = AlignedBuf::new(RANDOM_BYTES);
+        let mut reads = 0;
+        barrier.wait();
+        for offset in places.iter().skip(thread).step_by(threads) {
+            interrupt::check()?;
+            file.read_exact_at(buf.bytes(), *offset)
+                .with_context(|| format!("reading {} at {offset}", path.display()))?;
+            reads += 1;
+        }
+        Ok((reads, reads * RANDOM_BYTES as u64))
+    })
+}
+
+fn scattered_places(len_bytes: u64, seed: u64) -> Vec<u64> {
+    let mut rng = Rng::of(seed, 0);
+    let pages = SUB_BLOCK_BYTES / RANDOM_BYTES as u64;
+    let mut places: Vec<u64> = (0..len_bytes / SUB_BLOCK_BYTES)
+        .map(|n| n * SUB_BLOCK_BYTES + rng.next() % pages * RANDOM_BYTES as u64)
+        .collect();
+    for n in (1..places.len()).rev() {
+        places.swap(n, (rng.next() % (n as u64 + 1)) as usize);
+    }
+    places
 }
 
 fn together(threads: usize, work: impl Fn(usize) -> Result<(u64, u64)> + Sync) -> Result<Done> {
@@ -213,7 +259,17 @@ impl Rng {
 
 #[cfg(test)]
 mod tests {
-    use super::Rng;
+    use super::*;
+
+    #[test]
+    fn scattered_reads_ask_for_each_sub_block_once() {
+        let places = scattered_places(1 << 20, 7);
+        let mut blocks: Vec<u64> = places.iter().map(|at| at / SUB_BLOCK_BYTES).collect();
+        assert!(!blocks.is_sorted() && places.iter().all(|at| at % RANDOM_BYTES as u64 == 0));
+        blocks.sort_unstable();
+        assert!(blocks.into_iter().eq(0..16));
+        assert_ne!(places, scattered_places(1 << 20, 8));
+    }
 
     #[test]
     fn streams_do_not_meet() {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use forebay_perf::figures::Figure;
 use forebay_perf::run::Run;
-use forebay_perf::{network, null_server, report, samples};
+use forebay_perf::{interrupt, network, null_server, report, samples};
 
 /// Measures Forebay's figures. A missed target is reported, and no failure; what could not be
 /// measured is a failure.
@@ -58,6 +58,10 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
+        Err(_) if interrupt::came() => {
+            eprintln!("forebay-perf: interrupted; everything cleaned up");
+            ExitCode::from(130)
+        }
         Err(error) => {
             eprintln!("forebay-perf: {error:#}");
             ExitCode::FAILURE
@@ -67,6 +71,10 @@ fn main() -> ExitCode {
 
 /// Whether everything was measured.
 fn run(args: &Args) -> Result<bool> {
+    // The hidden ones are ended by whoever started them.
+    if matches!(args.command, Cmd::Figure { .. } | Cmd::Figures) {
+        interrupt::watch().context("cannot watch for signals")?;
+    }
     match &args.command {
         Cmd::Figure { name } => {
             println!("{}", measure(Figure::by_name(name)?, args)?);
@@ -76,8 +84,10 @@ fn run(args: &Args) -> Result<bool> {
             // One figure's trouble does not hide the others.
             let lines: Vec<Result<String>> = Figure::ALL
                 .into_iter()
+                .take_while(|_| !interrupt::came())
                 .map(|figure| measure(figure, args))
                 .collect();
+            interrupt::check()?;
             println!();
             for (figure, line) in Figure::ALL.into_iter().zip(&lines) {
                 match line {

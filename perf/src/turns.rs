@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
+use crate::interrupt;
 use crate::run::Run;
 use crate::samples::{Part, Samples, Target};
 
@@ -110,6 +111,7 @@ pub fn take_turns(run: &Run, mut players: Vec<Player<'_>>) -> Result<Vec<Side>> 
     for repetition in 0..run.repetitions() {
         for position in 0..count {
             let number = (position + repetition) % count;
+            interrupt::check()?;
             let turn = (players[number].play)(repetition as u64)?;
             println!(
                 "  {:>16}: {:9.0} IO/s {:8.1} MiB/s, {:8.0} ns and {:.3} s/GiB of processor time",
@@ -159,6 +161,20 @@ pub fn ratio(
             pairs.max()
         ),
     }
+}
+
+/// Adds the processor time of all sides, that of their readers included.
+pub fn with_cpu(
+    mut part: Part,
+    (sides, unit, digits): (&[Side], &str, usize),
+    quantity: fn(&Measured) -> f64,
+) -> Part {
+    let words: Vec<String> = sides
+        .iter()
+        .map(|side| side.words(unit, digits, quantity))
+        .collect();
+    part.detail += &format!("; processor time with the readers': {}", words.join(", "));
+    part
 }
 
 #[cfg(test)]

@@ -30,9 +30,9 @@ pub(super) fn measure() -> Result<Vec<Part>> {
         let mut ratios = Vec::new();
         for repetition in 0..REPETITIONS {
             let path = bench.file(&format!("{name}/{repetition}"));
-            let before = settled_body_bytes(&bench);
+            let before = bench.bucket().settled_bytes()?;
             let done = load_of(name, &path, repetition as u64)?;
-            let origin = settled_body_bytes(&bench) - before;
+            let origin = bench.bucket().settled_bytes()? - before;
             println!(
                 "  {name}: {} bytes asked for, {origin} from the origin",
                 done.bytes
@@ -73,18 +73,5 @@ fn load_of(name: &str, path: &std::path::Path, seed: u64) -> Result<Done> {
             seed,
             Until::Reads(RANDOM_READS_PER_THREAD),
         )
-    }
-}
-
-/// Fetches may outlive the readers that caused them; they count too.
-fn settled_body_bytes(bench: &Bench) -> u64 {
-    let mut last = bench.server().counters().body_bytes;
-    loop {
-        std::thread::sleep(std::time::Duration::from_millis(200));
-        let now = bench.server().counters();
-        if now.body_bytes == last && now.bodies_open == 0 {
-            return last;
-        }
-        last = now.body_bytes;
     }
 }

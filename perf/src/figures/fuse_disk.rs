@@ -65,7 +65,7 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
     let per_gib = |turn: &Measured| turn.cpu_s_per_gib();
     let per_io = |turn: &Measured| turn.cpu_ns_per_io() / 1e3;
     Ok(vec![
-        with_cpu(
+        turns::with_cpu(
             turns::ratio(
                 "sequential-1MiB",
                 Target::AtLeast(0.95),
@@ -76,7 +76,7 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
             (&sequential, "s/GiB", 3),
             per_gib,
         ),
-        with_cpu(
+        turns::with_cpu(
             turns::ratio(
                 "random-4KiB-p50",
                 Target::AtMost(1.3),
@@ -87,7 +87,7 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
             (&random, "us each", 1),
             per_io,
         ),
-        with_cpu(
+        turns::with_cpu(
             turns::ratio(
                 "small-files-time",
                 Target::AtMost(2.5),
@@ -99,20 +99,6 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
             per_io,
         ),
     ])
-}
-
-/// Adds both sides' processor time, that of the readers included.
-fn with_cpu(
-    mut part: Part,
-    (sides, unit, digits): (&[Side], &str, usize),
-    quantity: fn(&Measured) -> f64,
-) -> Part {
-    let words: Vec<String> = sides
-        .iter()
-        .map(|side| side.words(unit, digits, quantity))
-        .collect();
-    part.detail += &format!("; processor time with the readers': {}", words.join(", "));
-    part
 }
 
 /// Both sides of all three comparisons.

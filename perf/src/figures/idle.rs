@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow};
 
 use super::{GIB, MIB, REPETITIONS};
 use crate::bench::Bench;
+use crate::interrupt;
 use crate::load::{self, Cache, Until};
 use crate::process;
 use crate::samples::{Part, Samples, Target};
@@ -27,12 +28,12 @@ pub(super) fn measure() -> Result<Vec<Part>> {
     let bench = Bench::start(&large.chain(small).collect::<Vec<_>>(), MEMORY)?;
     // Idle after use, not before: caches are warm, connections are open.
     load::read_once(&bench.file("large/0.bin"), Cache::Past)?;
-    thread::sleep(Duration::from_secs(2));
+    interrupt::sleep(Duration::from_secs(2))?;
 
     let mut shares = Vec::new();
     for _ in 0..REPETITIONS {
         let (before, start) = (process::processor_time(bench.pid())?, Instant::now());
-        thread::sleep(IDLE_SPAN);
+        interrupt::sleep(IDLE_SPAN)?;
         let used = process::processor_time(bench.pid())? - before;
         shares.push(100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64());
         println!("  idle: {:.3} % of a core", shares[shares.len() - 1]);

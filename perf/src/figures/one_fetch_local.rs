@@ -23,7 +23,7 @@ pub(super) fn measure() -> Result<Vec<Part>> {
         // A mount of its own each time: nothing but this object is in the memory tier.
         let bench = Bench::start(&[(key.clone(), GIB)], MEMORY)?;
         bench.server().faults().set_delay(Class::Get, ORIGIN_DELAY);
-        let done = load::readers_at_once(&bench.file(&key), READERS)?;
+        let done = load::readers_at_once(&vec![bench.file(&key); READERS])?;
         ensure!(
             done.bytes == READERS as u64 * GIB,
             "{READERS} readers got {} bytes",

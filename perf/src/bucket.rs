@@ -1,0 +1,73 @@
+//! A bucket of synthetic objects on the embedded S3 server, which counts what it hands out.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use forebay_tests::harness::Credentials;
+use forebay_tests::s3::{EmbeddedS3, Options};
+
+use crate::interrupt;
+
+const NAME: &str = "perf";
+
+/// A bucket and its server, which ends with it.
+#[derive(Debug)]
+pub struct Bucket {
+    server: EmbeddedS3,
+    credentials: Credentials,
+}
+
+impl Bucket {
+    /// A bucket with `objects` (key, bytes).
+    ///
+    /// # Errors
+    /// When the server cannot start.
+    pub fn start(objects: &[(String, u64)]) -> Result<Self> {
+        let server = EmbeddedS3::start(Options::default())?;
+        server.create_bucket(NAME);
+        let credentials = Credentials {
+            access_key: server.options().access_key.clone(),
+            secret_key: server.options().secret_key.clone(),
+            region: "us-east-1".to_owned(),
+        };
+        for (seed, (key, size_bytes)) in objects.iter().enumerate() {
+            server.put_synthetic(NAME, key, *size_bytes, seed as u64);
+        }
+        Ok(Self {
+            server,
+            credentials,
+        })
+    }
+
+    /// `s3://...`
+    pub fn source(&self) -> String {
+        format!("s3://{NAME}")
+    }
+
+    /// The keys that its server knows.
+    pub fn credentials(&self) -> &Credentials {
+        &self.credentials
+    }
+
+    /// The S3 server.
+    pub fn server(&self) -> &EmbeddedS3 {
+        &self.server
+    }
+
+    /// Bytes of objects handed out up to now, once nothing is under way any more: fetches may outlive the readers that
+    /// caused them.
+    ///
+    /// # Errors
+    /// When interrupted.
+    pub fn settled_bytes(&self) -> Result<u64> {
+        let mut last = self.server.counters().body_bytes;
+        loop {
+            interrupt::sleep(Duration::from_millis(200))?;
+            let now = self.server.counters();
+            if now.body_bytes == last && now.bodies_open == 0 {
+                return Ok(last);
+            }
+            last = now.body_bytes;
+        }
+    }
+}
