@@ -9,9 +9,13 @@ mod device_seq;
 mod fuse_disk;
 mod fuse_null;
 mod idle;
+mod join;
+mod one_fetch;
 mod one_fetch_local;
+mod remote_share;
 mod replacement;
 mod restart;
+mod spread;
 mod tcp;
 mod versus_foyer;
 
@@ -52,11 +56,19 @@ pub enum Figure {
     Tcp1m,
     /// Short fetches from a peer over TCP, against UCX.
     Tcp4k,
+    /// Many readers of one cold object through a group.
+    OneFetch,
+    /// What is read again from the origin when a member joins or leaves.
+    Join,
+    /// How data spreads over members of different weights.
+    Spread,
+    /// Reads of what other members have, against reads of what is here.
+    RemoteShare,
 }
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 13] = [
+    pub const ALL: [Figure; 17] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -70,6 +82,10 @@ impl Figure {
         Figure::Foyer,
         Figure::Tcp1m,
         Figure::Tcp4k,
+        Figure::OneFetch,
+        Figure::Join,
+        Figure::Spread,
+        Figure::RemoteShare,
     ];
 
     /// The name on the command line and in the table.
@@ -88,6 +104,10 @@ impl Figure {
             Figure::Foyer => "foyer",
             Figure::Tcp1m => "tcp-1m",
             Figure::Tcp4k => "tcp-4k",
+            Figure::OneFetch => "one-fetch",
+            Figure::Join => "join",
+            Figure::Spread => "spread",
+            Figure::RemoteShare => "remote-share",
         }
     }
 
@@ -124,6 +144,10 @@ impl Figure {
             Figure::Foyer => versus_foyer::measure(run),
             Figure::Tcp1m => tcp::long(run),
             Figure::Tcp4k => tcp::short(run),
+            Figure::OneFetch => one_fetch::measure(run),
+            Figure::Join => join::measure(run),
+            Figure::Spread => spread::measure(run),
+            Figure::RemoteShare => remote_share::measure(run),
         }
     }
 
