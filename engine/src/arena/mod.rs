@@ -297,6 +297,29 @@ impl Arena {
         }
     }
 
+    /// Cuts a filled lease of a chunk's class into leases of its sub-blocks, as many as have bytes; any other is
+    /// given back as it is. What no byte is in comes free.
+    pub fn cut(&mut self, mut lease: Lease) -> Vec<Lease> {
+        let len = lease.len();
+        let frame = match lease.frame.take() {
+            Some(frame) if frame.class() == BufferClass::Chunk => frame,
+            frame => {
+                lease.frame = frame;
+                return vec![lease];
+            }
+        };
+        let child_bytes = BufferClass::SubBlock.bytes();
+        let children = frame.split().into_iter().flatten().enumerate();
+        // Those past the end are dropped, and come home as leases do.
+        let leases = children.map(|(n, frame)| Lease {
+            frame: Some(frame),
+            len: len.saturating_sub(n * child_bytes).min(child_bytes) as u32,
+            usage: lease.usage,
+            home: self.home.clone(),
+        });
+        leases.filter(|lease| !lease.is_empty()).collect()
+    }
+
     /// Sets `share`'s reserved room, in bytes.
     pub fn reserve(&mut self, share: Share, bytes: usize) {
         self.reserved_bytes[share as usize] = bytes.min(self.capacity_bytes / 4);
@@ -451,6 +474,33 @@ mod tests {
         assert_eq!((tail.len(), tail.padded().len()), (1, PAGE_BYTES));
         let at = padded.as_ptr() as usize;
         assert!(arena.addresses().start <= at && at + padded.len() <= arena.addresses().end);
+    }
+
+    #[test]
+    fn a_chunk_is_cut_into_sub_blocks_that_come_home_one_by_one() {
+        let mut arena = Arena::new(2 * MIB).unwrap();
+        let mut lease = arena.lease(2 * SUB_BLOCK_BYTES + 5, Share::Demand).unwrap();
+        for (n, part) in lease.bytes_mut().chunks_mut(SUB_BLOCK_BYTES).enumerate() {
+            part.fill(n as u8 + 1);
+        }
+        let parts = arena.cut(lease);
+        let lens: Vec<usize> = parts.iter().map(Lease::len).collect();
+        assert_eq!(lens, [SUB_BLOCK_BYTES, SUB_BLOCK_BYTES, 5]);
+        for (n, part) in parts.iter().enumerate() {
+            assert_eq!(part.class(), BufferClass::SubBlock);
+            assert!(part.bytes().iter().all(|byte| *byte == n as u8 + 1));
+        }
+        arena.reclaim();
+        assert_eq!(arena.in_flight_bytes(), 3 * SUB_BLOCK_BYTES);
+        let frozen: Vec<Frozen> = parts.into_iter().map(|part| arena.freeze(part)).collect();
+        assert_eq!(arena.frozen_bytes(), 3 * SUB_BLOCK_BYTES);
+        drop(frozen);
+        arena.reclaim();
+        assert_eq!((arena.free_bytes(), arena.chunks.len()), (2 * MIB, 2));
+        // A small one is what it was.
+        let lease = arena.lease(PAGE_BYTES, Share::Demand).unwrap();
+        let parts = arena.cut(lease);
+        assert_eq!((parts.len(), parts[0].class()), (1, BufferClass::Page));
     }
 
     #[test]
