@@ -48,8 +48,8 @@ pub const STAND_IN_PATIENCE: u32 = 15;
 pub const PULL_RETRY_MS: u64 = 20;
 /// Owners in earlier views that are asked for a range before the origin is.
 pub const EARLIER_OWNERS_MAX: usize = 2;
-/// Names of object versions that peers told one core.
-pub const NAMES_PER_CORE_MAX: usize = 65_536;
+/// What one core remembers of the names of object versions that peers told it.
+pub const NAMES_BYTES_MAX: usize = 8 << 20;
 /// What one core remembers of the origin's answers about names that it owns.
 pub const FINDINGS_BYTES_MAX: usize = 8 << 20;
 /// Requests to peers that one core knows of, queued or under way. Prefetches beyond it are dropped.
@@ -99,6 +99,9 @@ pub const RING_ENTRIES: usize = 16_384;
 pub const READS_PER_CORE_MAX: usize = 16_384;
 /// Metadata requests that one core has under way; more stay in the ring.
 pub const METADATA_PER_CORE_MAX: usize = 4_096;
+/// Peers whose questions about metadata one core is asking the origin; others are told to come again. The rest of
+/// [`METADATA_PER_CORE_MAX`] is for this node's own.
+pub const PEER_QUESTIONS_PER_CORE_MAX: usize = METADATA_PER_CORE_MAX / 2;
 /// Fills that one core knows of, queued or running. Prefetches beyond it are dropped.
 pub const FILLS_PER_CORE_MAX: usize = 4_096;
 /// GETs that one core has at the origin at a time.
@@ -133,8 +136,9 @@ pub const BACKOFF_FIRST_MS: u64 = 50;
 pub const BACKOFF_MAX_MS: u64 = 2_000;
 /// An origin attempt without progress is given up after the deadline's span divided by this.
 pub const ATTEMPTS_PER_DEADLINE: u32 = 3;
-/// Times that a block's bytes may fail their checksum within one read before the read fails.
-pub const CHECKSUM_RETRIES_MAX: u8 = 1;
+/// Times that bytes may fail their checksum within one read before the read fails: as often as all of its sub-blocks
+/// may when peers send them wrong, twice each before they are read from the origin.
+pub const CHECKSUM_RETRIES_MAX: u8 = 2 * (SUB_BLOCKS_PER_CHUNK as u8 + 1);
 
 /// Reads shorter than this are not checked ahead of: their own check costs next to nothing.
 pub const CHECK_AHEAD_BYTES_MIN: usize = 128 << 10;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_engine::identity::{Bucket, ObjectVersion, Validator};
 use forebay_engine::limits::CHUNK_BYTES;
-use forebay_engine::ports::{ListEntry, ListPage, ListRequest, ObjectMeta, PeerId};
+use forebay_engine::ports::{FetchStatus, ListEntry, ListPage, ListRequest, ObjectMeta, PeerId};
 use forebay_engine::wire::call::{Call, CallAnswer};
 use forebay_engine::wire::header::{ANSWER_BYTES, Answer, Ask, REQUEST_BYTES, Request};
 use forebay_engine::wire::hello::{Hello, PREFIX_BYTES, Prefix, Purpose, Welcome};
@@ -49,6 +49,12 @@ fn seeds() {
         remaining_us: 1,
         ask: Ask::Cancel,
     };
+    let in_part = Answer {
+        tag: 5,
+        status: FetchStatus::NotCached { here: 0x8006 },
+        len_bytes: 0,
+        checksums: 0,
+    };
     let hello = Hello {
         purpose: Purpose::Control,
         from: PeerId(3),
@@ -74,6 +80,7 @@ fn seeds() {
             age_ms: 17,
         }),
         &cancel.encode(),
+        &in_part.encode(),
         &hello.encode(),
     ]);
 }

@@ -126,7 +126,7 @@ impl Responder {
                     Some(payload) => (FetchStatus::Bytes, Some(payload)),
                     None => (FetchStatus::Busy, None),
                 },
-                PeerAsk::Call { .. } => (FetchStatus::NotCached, None),
+                PeerAsk::Call { .. } => (FetchStatus::NotCached { here: 0 }, None),
             };
             let mut op = TransportOp::Answer {
                 handle,

@@ -304,6 +304,7 @@ impl<P: Platform> Core<P> {
         };
         self.index
             .install(part.block, part.first_sub, part.subs, piece);
+        self.index.trust(part.block, part.mask());
         self.index
             .unpromise(part.block, Promise::Fill(key), part.mask());
         self.wake_readers(now, part.block, part.mask());

@@ -102,6 +102,9 @@ struct Silent {
     failures: u32,
     /// It is passed over until then.
     until: Time,
+    /// It said no, or could not be reached: heard from again, it is back. One that let a request run into its
+    /// deadline may be heard all the while and hear nothing.
+    refused: bool,
 }
 
 /// What this core knows of its group.
@@ -238,7 +241,9 @@ impl Group {
         let silent = self.silent.entry(peer).or_insert(Silent {
             failures: 0,
             until: now,
+            refused: in_time,
         });
+        silent.refused = in_time;
         // Requests that were under way together fail together: that counts once.
         let pause = match in_time {
             true => retry::backoff(silent.failures + 1, rng).max(SILENCE_MIN),
@@ -248,6 +253,13 @@ impl Group {
         if silent.until <= now + pause {
             silent.failures += 1;
             silent.until = now + pause;
+        }
+    }
+
+    /// A peer asked for something. That ends a silence that began with a refusal: it has started again.
+    pub fn heard(&mut self, peer: PeerId) {
+        if self.silent.get(&peer).is_some_and(|silent| silent.refused) {
+            self.silent.remove(&peer);
         }
     }
 
@@ -334,6 +346,29 @@ mod tests {
         group.failed(Time(200_000_000), first, true, &mut Low);
         group.answered(first);
         assert_eq!(steps(group.route(Time(200_000_000), slot, false)), all);
+    }
+
+    #[test]
+    fn who_refused_and_is_heard_again_is_back_but_not_who_was_silent() {
+        let table = placement(&[(1, 1), (2, 1)]);
+        let mut group = Group::new(PeerId(77));
+        group.adopt(table.clone());
+        let slot = Slot(99);
+        let owner = ranked(&table, slot)[0];
+        let asks_owner = |group: &Group, now| {
+            let route = steps(group.route(now, slot, false));
+            route.first() == Some(&(owner.0, How::AsOwner))
+        };
+        group.failed(Time(0), owner, true, &mut Low);
+        assert!(!asks_owner(&group, Time(1)));
+        group.heard(owner);
+        assert!(asks_owner(&group, Time(1)));
+        group.failed(Time(2), owner, false, &mut Low);
+        group.heard(owner);
+        assert!(!asks_owner(&group, Time(3)));
+        // A refusal after it does not make an answer of it.
+        group.answered(owner);
+        assert!(asks_owner(&group, Time(3)));
     }
 
     #[test]

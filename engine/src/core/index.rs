@@ -184,6 +184,10 @@ pub(super) struct Block {
     pub saving: Mask,
     /// Dropped since their checksum failed; fetched again with that reason.
     pub spoiled: Mask,
+    /// Failed their checksum, and did not come from disk or origin since.
+    failed: Mask,
+    /// Failed twice so: no other member is asked for them.
+    pub distrusted: Mask,
     /// Fills and loads that promise something.
     pub fills: Vec<Filling>,
     /// Reads that wait for something.
@@ -215,6 +219,8 @@ impl Block {
             in_flight: 0,
             saving: 0,
             spoiled: 0,
+            failed: 0,
+            distrusted: 0,
             fills: Vec::new(),
             waiters: Vec::new(),
             touched: 0,
@@ -488,6 +494,13 @@ impl Index {
         }
     }
 
+    /// These sub-blocks have come from disk or from the origin.
+    pub fn trust(&mut self, key: BlockKey, arrived: Mask) {
+        let block = &mut self.blocks[key];
+        block.failed &= !arrived;
+        block.distrusted &= !arrived;
+    }
+
     /// Drops the piece that holds sub-block `sub`, whose bytes are wrong.
     pub fn spoil(&mut self, key: BlockKey, sub: usize) {
         self.changes += 1;
@@ -495,6 +508,8 @@ impl Index {
         let gone = self.take_piece(key, sub);
         let block = &mut self.blocks[key];
         block.spoiled |= gone;
+        block.distrusted |= gone & block.failed;
+        block.failed |= gone;
         self.queues
             .shrink(block.place, before - block.footprint_bytes);
     }

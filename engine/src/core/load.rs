@@ -334,6 +334,7 @@ impl<P: Platform> Core<P> {
         let piece = Piece::checked(seed, load.first_sub, bytes, checksums, self.turns);
         self.index
             .install(load.block, load.first_sub, load.subs, piece);
+        self.index.trust(load.block, load.mask());
         self.index
             .unpromise(load.block, Promise::Load(key), load.mask());
         self.wake_readers(now, load.block, load.mask());

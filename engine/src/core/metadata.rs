@@ -33,9 +33,10 @@ use super::timers::Due;
 use super::{Core, Tagged, retry};
 use crate::client::{HeadRequest, ListPageRequest, Told};
 use crate::errors::{OriginError, OriginErrorKind};
+use crate::limits::PEER_QUESTIONS_PER_CORE_MAX;
 use crate::ports::{
-    FetchTag, Full, HeadOp, ListOp, Origin, OriginOp, OriginTag, Platform, RequestHandle, Time,
-    Transport,
+    FetchStatus, FetchTag, Full, HeadOp, ListOp, Origin, OriginOp, OriginTag, Platform,
+    RequestHandle, Time, Transport,
 };
 use crate::wire::listing;
 
@@ -95,6 +96,8 @@ pub(super) struct Lookups {
     all: slab::Slab<Lookup>,
     by_question: BTreeMap<Question, LookupKey>,
     ready: VecDeque<LookupKey>,
+    /// Peers that wait for an answer.
+    peers_asking: usize,
 }
 
 impl Lookups {
@@ -137,6 +140,10 @@ impl<P: Platform> Core<P> {
         deadline: Time,
         peer: (RequestHandle, u32),
     ) {
+        if self.lookups.peers_asking >= PEER_QUESTIONS_PER_CORE_MAX {
+            return self.answer_peer(peer.0, FetchStatus::Busy, None);
+        }
+        self.lookups.peers_asking += 1;
         // That the origin does not answer is to be told before the peer takes this node for silent.
         let deadline = now + deadline.since(now) / 8 * 7;
         let max_age = Duration::from_millis(max_age_ms.into());
@@ -377,6 +384,7 @@ impl<P: Platform> Core<P> {
     fn tell(&mut self, asker: Asker, question: &Question, told: Told<Finding>) {
         let Told { result, at } = told;
         let room_bytes = asker.room_bytes();
+        self.lookups.peers_asking -= usize::from(asker.is_peer());
         // Of a page that was cut on its way, the part that was asked for.
         let result = match (question, result) {
             (Question::List(request), Ok(Finding::List(page)))

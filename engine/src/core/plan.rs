@@ -72,6 +72,8 @@ enum Source {
     Disk,
     /// Another member, or the origin.
     Afar,
+    /// The origin, whoever else may have it: what members sent was wrong twice.
+    Origin,
 }
 
 /// Where the sub-blocks of one block are.
@@ -80,6 +82,7 @@ struct View {
     present: Mask,
     promised: Mask,
     on_disk: Mask,
+    distrusted: Mask,
 }
 
 impl View {
@@ -88,6 +91,7 @@ impl View {
             () if self.promised & bit != 0 => Source::Promised,
             () if self.present & bit != 0 => Source::Memory,
             () if self.on_disk & bit != 0 => Source::Disk,
+            () if self.distrusted & bit != 0 => Source::Origin,
             () => Source::Afar,
         }
     }
@@ -153,7 +157,7 @@ impl<P: Platform> Core<P> {
                 planned |= self.bring(ask, first..sub, from);
                 run = None;
             }
-            if run.is_none() && matches!(source, Source::Disk | Source::Afar) {
+            if run.is_none() && !matches!(source, Source::Memory | Source::Promised) {
                 run = Some((sub, source));
             }
             sub += 1;
@@ -167,6 +171,7 @@ impl<P: Platform> Core<P> {
     fn view(&self, ask: &Ask<'_>, id: BlockId) -> View {
         let block = self.index.find(id).map(|key| self.index.block(key));
         let (present, promised) = block.map_or((0, 0), |block| (block.present, block.in_flight));
+        let distrusted = block.map_or(0, |block| block.distrusted);
         let on_disk = match ask.lost {
             Some(_) => 0,
             None => self.on_disk(id, ask.object.block_len_bytes(id.index)),
@@ -176,6 +181,7 @@ impl<P: Platform> Core<P> {
             present,
             promised,
             on_disk,
+            distrusted,
         }
     }
 
@@ -225,6 +231,13 @@ impl<P: Platform> Core<P> {
         let asked = run.start * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
         let planned = match from {
             Source::Disk => self.add_loads(ask, run),
+            Source::Origin if ask.reach != Reach::Here => {
+                self.add_fills(ask, run);
+                Planned {
+                    from_origin: true,
+                    ..Planned::default()
+                }
+            }
             _ => self.bring_from_afar(ask, run),
         };
         match asked {

@@ -4,50 +4,46 @@
 //! ```text
 //! planned -> queued -> running -> installed
 //!              ^         | no answer, not cached, not the owner: the next member of the route
+//!              |         | a part of it is cached: that from there, the rest from the next
 //!              |         |   route at its end -> planned again, from the origin
 //!              |         | needs the name: described, asked again
 //!              +- back-off | busy
 //! ```
 //!
-//! One pull is one request: a whole chunk, or one sub-block. Which members it asks is its route
-//! (`core::group`), made when it is planned.
+//! One pull is one request: a whole chunk, or one sub-block; or, once a member was found to hold a part of a chunk,
+//! a run of sub-blocks. Which members it asks is its route (`core::group`), made when it is planned.
+//!
+//! | file | role |
+//! |---|---|
+//! | `lines` | pulls, and the lines in which they wait for a peer |
+//! | `start` | starting them, as far as peers and the arena have room |
+//! | `answers` | what a peer answers, and what comes of it |
 
+mod answers;
 mod lines;
+mod start;
 
 use std::ops::Range;
-use std::time::Duration;
 
-use super::group::{How, Reach, Route, Step};
-use super::index::{Piece, Promise};
+use super::group::{Reach, Route};
+use super::index::Promise;
 use super::plan::{Ask, next_piece, place};
 use super::read::Tier;
 use super::timers::Due;
-use super::{Core, Tagged, retry};
-use crate::arena::{Denied, Lease, Share};
-use crate::errors::{OriginError, OriginErrorKind, ReadError};
+use super::{Core, retry};
+use crate::errors::ReadError;
 use crate::limits::{
-    ATTEMPTS_PER_DEADLINE, CALL_BYTES_MAX, NEED_NAME_MAX, PAGE_BYTES, PULL_RETRY_MS,
-    PULLS_PER_CORE_MAX, STAND_IN_PATIENCE, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK,
+    ATTEMPTS_PER_DEADLINE, PULLS_PER_CORE_MAX, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK,
 };
-use crate::ports::{
-    Class, FetchStatus, FetchTag, Full, PeerCore, PeerFailure, PeerFetch, PeerId, Platform, Time,
-    Transport, TransportError, TransportOp,
-};
+use crate::ports::{Class, PeerCore, PeerId, Platform, Time, Transport};
 use crate::stats::Reason;
-use crate::wire::call::Call;
 
 pub(super) use lines::PullKey;
 pub(super) use lines::Pulls;
 use lines::{Pull, State};
 
-/// How an attempt to start a pull went.
-enum Start {
-    Started,
-    /// There is nothing to start any more, or something else in its place.
-    Stale,
-    NoMemory,
-    PeerFull,
-}
+/// A member that is busy so often is passed over, when time is short.
+const BUSY_MAX: u32 = 8;
 
 impl<P: Platform> Core<P> {
     /// Makes pulls of the missing sub-blocks `run`, along `route`.
@@ -134,167 +130,6 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Starts what is queued, as far as peers and the arena have room.
-    /// Returns whether the transport got something.
-    pub(super) fn start_pulls(&mut self, now: Time) -> bool {
-        let retries = self.pulls.are_queued() && self.pulls.retry_at <= now;
-        if !std::mem::take(&mut self.pulls.may_start) && !retries {
-            return false;
-        }
-        let before = self.stats.pulls;
-        self.pulls.retry_at = now + Duration::from_millis(PULL_RETRY_MS);
-        let mut peers: Vec<PeerCore> = self.pulls.lines.keys().copied().collect();
-        if !peers.is_empty() {
-            // Where there is not room for all, everyone begins at some time.
-            let first = self.turns as usize % peers.len();
-            peers.rotate_left(first);
-        }
-        // What someone waits for, at all peers, before what nobody does.
-        for urgent in [true, false] {
-            for to in &peers {
-                self.start_line(now, *to, urgent);
-            }
-        }
-        self.stats.pulls != before
-    }
-
-    /// Starts what waits for one core of one peer, of one urgency.
-    fn start_line(&mut self, now: Time, to: PeerCore, urgent: bool) {
-        while self.pull_ceiling.is_free(now)
-            && let Some(key) = self.pulls.next(to, urgent)
-        {
-            match self.start_pull(now, key, to) {
-                Start::Started | Start::Stale => {}
-                Start::NoMemory if !urgent => {
-                    self.stats.prefetch_dropped += 1;
-                    self.abandon_pull(key, &ReadError::Deadline);
-                }
-                Start::PeerFull | Start::NoMemory => {
-                    self.requeue_first(key, to);
-                    break;
-                }
-            }
-        }
-        let line = self.pulls.lines.get(&to);
-        if line.is_some_and(|line| line.demand.is_empty() && line.prefetch.is_empty()) {
-            self.pulls.lines.remove(&to);
-        }
-    }
-
-    /// Back to the head of its line, for when something has changed.
-    fn requeue_first(&mut self, key: PullKey, to: PeerCore) {
-        if let Some(class) = self.pulls.get(key).map(|pull| pull.class) {
-            let may_start = self.pulls.may_start;
-            self.pulls.enqueue(key, to, class, true);
-            self.pulls.may_start = may_start;
-        }
-    }
-
-    /// Buffers or room at a peer may have come free.
-    pub(super) fn wake_pulls(&mut self) {
-        self.pulls.may_start |= self.pulls.are_queued();
-    }
-
-    fn start_pull(&mut self, now: Time, key: PullKey, to: PeerCore) -> Start {
-        let (view, io_timeout) = (self.group.digest(), self.config.io_timeout);
-        let Some(pull) = self.pulls.get(key) else {
-            return Start::Stale;
-        };
-        if pull.deadline <= now {
-            self.abandon_pull(key, &ReadError::Deadline);
-            return Start::Stale;
-        }
-        let (step, slot) = (pull.route.step(), pull.placement_slot());
-        // Another view may name another core.
-        let still = step.filter(|step| self.group.core_of(step.peer, slot) == Some(to));
-        let Some(step) = still else {
-            self.queue_pull(key);
-            return Start::Stale;
-        };
-        if !self.group.answers(now, to.peer) {
-            self.next_step(key, true);
-            return Start::Stale;
-        }
-        let Some(pull) = self.pulls.get(key) else {
-            return Start::Stale;
-        };
-        let (bytes, brings) = (pull.bytes(), pull.mask());
-        let (block, subs, len_bytes) = (pull.block, pull.subs, pull.len_bytes);
-        let share = match pull.class {
-            Class::Demand if pull.for_peer => Share::Serve,
-            Class::Demand => Share::Demand,
-            Class::Prefetch | Class::WarmUp => Share::Prefetch,
-        };
-        let want_end = pull.want_end.min(pull.object.size_bytes).max(bytes.end);
-        let request = PeerFetch {
-            object: pull.at.object,
-            size_bytes: pull.object.size_bytes,
-            offset: bytes.start,
-            len_bytes: len_bytes as u32,
-            want_bytes: (want_end - bytes.start) as u32,
-            class: pull.class,
-            view,
-            cached_only: step.how == How::CachedOnly,
-            forwarded: step.how == How::Forwarded,
-            verify: self.index.block(block).spoiled & brings != 0,
-        };
-        // What is left is shared by the members that may still be asked, and the origin after them.
-        let shares = pull.route.left() as u32 + 1;
-        let mut deadline = now + pull.deadline.since(now) / shares;
-        if pull.forwarded && step.how == How::AsOwner {
-            deadline = deadline.min(now + io_timeout / STAND_IN_PATIENCE);
-        }
-        let is_prefetch = pull.class != Class::Demand;
-        let lease = match self.lease(len_bytes, share) {
-            Ok(lease) => lease,
-            Err(Denied::Memory) if subs > 1 => {
-                self.split_pull(key);
-                return Start::Stale;
-            }
-            Err(_) => return Start::NoMemory,
-        };
-        let tag = FetchTag(self.next_id());
-        let op = TransportOp::Fetch {
-            tag,
-            to,
-            request,
-            lease,
-            deadline,
-        };
-        if let Err(Full(_)) = self.parts.transport.submit(op) {
-            return Start::PeerFull;
-        }
-        self.tags.insert(tag.0, Tagged::Pull(key));
-        self.group.asks(now, to.peer, deadline);
-        self.pull_ceiling.spend(now, len_bytes as u64);
-        self.stats.pulls += 1;
-        if let Some(pull) = self.pulls.get(key) {
-            pull.state = State::Running(tag);
-            pull.begun_as_prefetch = is_prefetch;
-            self.pulls.prefetches_running += usize::from(is_prefetch);
-        }
-        Start::Started
-    }
-
-    /// Turns the pull of a chunk into pulls of its sub-blocks, when there is no contiguous chunk to be had.
-    fn split_pull(&mut self, key: PullKey) {
-        let Some(whole) = self.take_pull(key) else {
-            return;
-        };
-        for n in 0..whole.subs {
-            let part = Pull {
-                id: self.next_id(),
-                object: whole.object.clone(),
-                first_sub: whole.first_sub + n,
-                subs: 1,
-                len_bytes: SUB_BLOCK_BYTES.min(whole.len_bytes - n * SUB_BLOCK_BYTES),
-                ..whole
-            };
-            let key = self.promise_pull(part);
-            self.queue_pull(key);
-        }
-    }
-
     /// Takes a pull out, and its promise back.
     fn take_pull(&mut self, key: PullKey) -> Option<Pull> {
         self.pulls.get(key)?;
@@ -305,115 +140,6 @@ impl<P: Platform> Core<P> {
         self.index
             .unpromise(pull.block, Promise::Pull(key), pull.mask());
         Some(pull)
-    }
-
-    /// A peer answered a pull, or did not.
-    pub(super) fn pull_ended(
-        &mut self,
-        now: Time,
-        key: PullKey,
-        lease: Lease,
-        result: Result<FetchStatus, TransportError>,
-        checksums: Vec<u32>,
-    ) {
-        self.pulls.may_start = true;
-        let Some(pull) = self.pulls.get(key) else {
-            return;
-        };
-        if std::mem::take(&mut pull.begun_as_prefetch) {
-            self.pulls.prefetches_running -= 1;
-        }
-        let Some(pull) = self.pulls.get(key) else {
-            return;
-        };
-        let Some(step) = pull.route.step() else {
-            return self.pull_from_origin(key);
-        };
-        if self.shutting_down {
-            return self.abandon_pull(key, &ReadError::Shutdown);
-        }
-        match result {
-            Ok(status) => {
-                self.group.answered(step.peer);
-                match status {
-                    FetchStatus::Bytes => self.pulled(now, key, lease, checksums),
-                    other => self.pull_refused(now, key, step, other),
-                }
-            }
-            // Its member has left: whoever owns the bytes now is asked.
-            Err(TransportError::Cancelled) if self.renew_route(key) => {
-                if let Some(pull) = self.pulls.get(key) {
-                    pull.missed_owner = true;
-                }
-                self.queue_pull(key);
-            }
-            Err(error) => {
-                if !matches!(error, TransportError::Cancelled) {
-                    self.stats.peer_failures += 1;
-                    self.pass_over(now, step.peer, error != TransportError::Timeout);
-                    if let Some(left_out) = self.peer_log.open(now) {
-                        tracing::warn!(peer = step.peer.0, %error, left_out,
-                            "a member did not answer; the next in line is asked");
-                    }
-                }
-                self.next_step(key, true);
-            }
-        }
-    }
-
-    /// A peer answered without bytes.
-    fn pull_refused(&mut self, now: Time, key: PullKey, step: Step, status: FetchStatus) {
-        let me = self.config.me;
-        let Some(pull) = self.pulls.get(key) else {
-            return;
-        };
-        let (urgent, patient) = (pull.class == Class::Demand, pull.attempt < VIEW_WAITS_MAX);
-        match status {
-            FetchStatus::NeedName if pull.named < NEED_NAME_MAX => {
-                pull.named += 1;
-                self.describe(now, key);
-            }
-            // Views differ: the one that is on its way here tells more.
-            FetchStatus::NotOwner { owner }
-                if patient && (owner == me || !self.group.knows(owner)) =>
-            {
-                return self.back_off_pull(now, key);
-            }
-            FetchStatus::NotOwner { owner } if owner == me => pull.route.end(),
-            FetchStatus::NotOwner { owner } if !std::mem::replace(&mut pull.redirected, true) => {
-                pull.route.redirect(owner);
-            }
-            // What nobody waits for is not worth another member's trouble, nor the origin's.
-            FetchStatus::Busy | FetchStatus::Failed(PeerFailure::Deadline) if !urgent => {
-                self.stats.prefetch_dropped += 1;
-                return self.abandon_pull(key, &ReadError::Deadline);
-            }
-            // It waits for the origin itself, or has no room: no other member would do better.
-            FetchStatus::Busy | FetchStatus::Failed(PeerFailure::Deadline) => {
-                return self.back_off_pull(now, key);
-            }
-            FetchStatus::Failed(PeerFailure::Origin(kind)) if !kind.is_transient() => {
-                let error = match kind {
-                    OriginErrorKind::VersionChanged => ReadError::VersionChanged,
-                    kind => ReadError::Origin(OriginError::new(
-                        kind,
-                        format!(
-                            "{}/{:?}: so the member that owns it was told by the origin",
-                            pull.object.bucket, pull.object.key
-                        ),
-                    )),
-                };
-                return self.abandon_pull(key, &error);
-            }
-            FetchStatus::Failed(PeerFailure::Shutdown) => {
-                self.pass_over(now, step.peer, true);
-                return self.next_step(key, true);
-            }
-            _ => return self.next_step(key, false),
-        }
-        if !matches!(status, FetchStatus::NeedName) {
-            self.queue_pull(key);
-        }
     }
 
     fn next_step(&mut self, key: PullKey, missed: bool) {
@@ -517,97 +243,6 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Tells the member that a pull is at what its object is called.
-    fn describe(&mut self, now: Time, key: PullKey) {
-        let Some(pull) = self.pulls.get(key) else {
-            return;
-        };
-        let limit = now + pull.deadline.since(now) / (pull.route.left() as u32 + 1);
-        let to = pull
-            .route
-            .step()
-            .map(|step| (step.peer, pull.placement_slot()));
-        let (class, deadline) = (pull.class, pull.deadline.min(limit));
-        let body = Call::Describe(pull.object.clone()).encode();
-        let to = to.and_then(|(peer, slot)| self.group.core_of(peer, slot));
-        let lease = self.lease(PAGE_BYTES, Share::Demand);
-        let (Some(to), Ok(lease)) = (to, lease) else {
-            return self.back_off_pull(now, key);
-        };
-        debug_assert!(body.len() <= CALL_BYTES_MAX);
-        let tag = FetchTag(self.next_id());
-        let op = TransportOp::Call {
-            tag,
-            to,
-            class,
-            body,
-            lease,
-            deadline,
-        };
-        if self.parts.transport.submit(op).is_err() {
-            return self.back_off_pull(now, key);
-        }
-        self.tags.insert(tag.0, Tagged::Describe(key));
-        if let Some(pull) = self.pulls.get(key) {
-            pull.state = State::Running(tag);
-        }
-    }
-
-    /// A description arrived, or did not.
-    pub(super) fn described(
-        &mut self,
-        now: Time,
-        key: PullKey,
-        result: Result<FetchStatus, TransportError>,
-    ) {
-        self.pulls.may_start = true;
-        if self.shutting_down {
-            return self.abandon_pull(key, &ReadError::Shutdown);
-        }
-        match result {
-            Ok(FetchStatus::Bytes) => self.queue_pull(key),
-            Ok(FetchStatus::Busy) => self.back_off_pull(now, key),
-            Ok(_) => self.next_step(key, false),
-            Err(error) => {
-                if let Some(step) = self.pulls.get(key).and_then(|pull| pull.route.step())
-                    && error != TransportError::Cancelled
-                {
-                    self.stats.peer_failures += 1;
-                    self.pass_over(now, step.peer, error != TransportError::Timeout);
-                }
-                self.next_step(key, true);
-            }
-        }
-    }
-
-    /// The bytes of a pull are here, with the checksums that the peer says they have.
-    fn pulled(&mut self, now: Time, key: PullKey, lease: Lease, checksums: Vec<u32>) {
-        if checksums.len() != lease.len().div_ceil(PAGE_BYTES) {
-            debug_assert!(false, "a checksum for each page");
-            return self.next_step(key, false);
-        }
-        let Some(pull) = self.take_pull(key) else {
-            return;
-        };
-        self.stats.pulled_bytes += pull.len_bytes as u64;
-        let bytes = self.parts.arena.freeze(lease);
-        let seed = self.index.block(pull.block).seed;
-        let piece = Piece::unchecked(pull.first_sub, bytes, checksums.into(), self.turns);
-        let block_bytes = pull.object.block_len_bytes(pull.at.index);
-        // What goes to disk is checked here: its readers check what they read themselves.
-        let kept = match self.keeps(pull.placement_slot()) {
-            true => self.to_keep(pull.at, &piece),
-            false => None,
-        };
-        let kept = kept.filter(|_| piece.verify(seed, 0, piece.bytes.len()));
-        self.index
-            .install(pull.block, pull.first_sub, pull.subs, piece);
-        self.wake_readers(now, pull.block, pull.mask());
-        if let Some(kept) = kept {
-            self.keep(now, block_bytes, kept);
-        }
-    }
-
     /// Nobody in the group has the bytes: the origin is next, for whoever waits.
     fn pull_from_origin(&mut self, key: PullKey) {
         if self.shutting_down {
@@ -666,8 +301,3 @@ impl<P: Platform> Core<P> {
         }
     }
 }
-
-/// A member that is busy so often is passed over, when time is short.
-const BUSY_MAX: u32 = 8;
-/// How often a member that names an owner unknown here is asked again, for the view that is on its way.
-const VIEW_WAITS_MAX: u32 = 4;

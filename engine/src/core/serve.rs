@@ -4,28 +4,27 @@
 //! flight. How far it may go for what is not here depends on what this node is for the stripe
 //! (`docs/decisions/0020-placement.md`); what it may not bring it declines.
 
+mod calls;
+mod names;
+
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::Arc;
 
 use super::group::Reach;
 use super::index::StableMap;
-use super::metadata::Question;
 use super::read::Read;
 use super::reader::Reader;
 use super::{Core, Tagged};
-use crate::arena::Share;
-use crate::client::RangeWork;
 use crate::errors::ReadError;
-use crate::identity::{ObjectId, ObjectVersion, Slot};
+use crate::identity::Slot;
 use crate::limits::{
-    BLOCK_BYTES, CHUNK_BYTES, NAMES_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX,
-    SERVE_ARENA_SHARE, SUB_BLOCK_BYTES,
+    BLOCK_BYTES, CHUNK_BYTES, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX, SERVE_ARENA_SHARE,
+    SUB_BLOCK_BYTES,
 };
 use crate::ports::{
     Class, FetchStatus, Full, Payload, PeerAsk, PeerFailure, PeerFetch, PeerId, Platform,
     RequestHandle, Time, Transport, TransportEvent, TransportOp,
 };
-use crate::wire::call::{Call, CallAnswer};
+use names::Names;
 
 /// The peer that a read is for.
 #[derive(Debug)]
@@ -63,6 +62,8 @@ pub(super) struct Serving {
     lent: StableMap<u64, (PeerId, usize)>,
     lent_to: BTreeMap<PeerId, usize>,
     lent_bytes: usize,
+    /// Empty ones, whose tables the next answers use.
+    spare_payloads: Vec<Payload>,
 }
 
 impl Serving {
@@ -92,6 +93,17 @@ impl Serving {
         }
     }
 
+    /// An answer has left: its tables serve the next.
+    fn spare(&mut self, payload: Option<Payload>) {
+        if let Some(mut payload) = payload
+            && self.spare_payloads.len() < SPARE_PAYLOADS_MAX
+        {
+            payload.parts.clear();
+            payload.checksums.clear();
+            self.spare_payloads.push(payload);
+        }
+    }
+
     /// The next request that may be looked at: of a peer that has taken what it was given.
     fn next(&mut self, lent_max: usize) -> Option<Asked> {
         if self.lent_bytes > lent_max {
@@ -113,36 +125,6 @@ impl Serving {
     /// Whether nothing is lent.
     pub fn is_quiet(&self) -> bool {
         self.lent_bytes == 0 && self.answers.is_empty()
-    }
-}
-
-/// Object versions that peers described, the oldest forgotten first.
-#[derive(Debug, Default)]
-struct Names {
-    known: StableMap<ObjectId, Arc<ObjectVersion>>,
-    order: VecDeque<ObjectId>,
-}
-
-impl Names {
-    fn learn(&mut self, object: Arc<ObjectVersion>) {
-        let id = object.id;
-        if self.known.insert(id, object).is_some() {
-            return;
-        }
-        self.order.push_back(id);
-        if self.order.len() > NAMES_PER_CORE_MAX
-            && let Some(oldest) = self.order.pop_front()
-        {
-            self.known.remove(&oldest);
-        }
-    }
-
-    /// The version, without its name where nobody has told it.
-    fn version(&self, fetch: &PeerFetch) -> Arc<ObjectVersion> {
-        let known = self.known.get(&fetch.object);
-        known
-            .cloned()
-            .unwrap_or_else(|| Arc::new(ObjectVersion::nameless(fetch.object, fetch.size_bytes)))
     }
 }
 
@@ -185,33 +167,45 @@ impl<P: Platform> Core<P> {
                     peer,
                     ask,
                     deadline,
-                } => match ask {
-                    PeerAsk::Fetch(fetch) => {
-                        let line = match fetch.class {
-                            Class::Demand => &mut self.serving.urgent,
-                            Class::Prefetch | Class::WarmUp => &mut self.serving.others,
-                        };
-                        // The asker is to hear of it before it gives up: it would take silence for death.
-                        let deadline = now + deadline.since(now) / 8 * 7;
-                        line.push_back(Asked {
-                            handle,
-                            peer,
-                            fetch,
-                            deadline,
-                        });
+                } => {
+                    self.group.heard(peer);
+                    match ask {
+                        PeerAsk::Fetch(fetch) => self.line_up(now, (handle, peer), fetch, deadline),
+                        PeerAsk::Call { body, room_bytes } => {
+                            self.take_call(now, (handle, room_bytes), deadline, &body);
+                        }
                     }
-                    PeerAsk::Call { body, room_bytes } => {
-                        self.take_call(now, (handle, room_bytes), deadline, &body);
-                    }
-                },
+                }
                 TransportEvent::Answered { handle, payload } => {
-                    drop(payload);
                     self.serving.back(handle);
+                    self.serving.spare(payload);
                 }
             }
             self.serve_line(now);
         }
         budget > 0
+    }
+
+    /// A request stands in line.
+    fn line_up(
+        &mut self,
+        now: Time,
+        (handle, peer): (RequestHandle, PeerId),
+        fetch: PeerFetch,
+        deadline: Time,
+    ) {
+        let line = match fetch.class {
+            Class::Demand => &mut self.serving.urgent,
+            Class::Prefetch | Class::WarmUp => &mut self.serving.others,
+        };
+        // The asker is to hear of it before it gives up: it would take silence for death.
+        let deadline = now + deadline.since(now) / 8 * 7;
+        line.push_back(Asked {
+            handle,
+            peer,
+            fetch,
+            deadline,
+        });
     }
 
     /// Accepts requests as far as what is lent to peers leaves room, once it is known what the disks hold.
@@ -253,7 +247,8 @@ impl<P: Platform> Core<P> {
             return self.answer_peer(handle, status, None);
         }
         let (reach, otherwise) = match owner {
-            _ if fetch.cached_only => (Reach::Here, FetchStatus::NotCached),
+            // What of it is here is found when it is declined.
+            _ if fetch.cached_only => (Reach::Here, FetchStatus::NotCached { here: 0 }),
             Some(owner) if !owned && !fetch.forwarded => {
                 (Reach::Here, FetchStatus::NotOwner { owner })
             }
@@ -293,7 +288,7 @@ impl<P: Platform> Core<P> {
         let block = read.object.block(read.offset);
         let start = read.offset_in_block();
         let end = start + read.len_bytes as usize;
-        let mut payload = Payload::default();
+        let mut payload = self.serving.spare_payloads.pop().unwrap_or_default();
         if let Some(key) = self.index.find(block) {
             for (piece, start, end) in self.index.block(key).slices(start, end) {
                 payload.parts.push(piece.bytes.slice(start..end));
@@ -319,11 +314,16 @@ impl<P: Platform> Core<P> {
 
     /// Tells a peer that its bytes are not here, and not brought.
     pub(super) fn decline(&mut self, read: Read<P::Reply>) {
+        let here = self.parts_here(&read);
         match read.reader {
             Reader::Peer(peer) => {
+                let status = match peer.otherwise {
+                    FetchStatus::NotCached { .. } => FetchStatus::NotCached { here },
+                    status => status,
+                };
                 self.serving.reads -= 1;
                 self.stats.serves_declined += 1;
-                self.answer_peer(peer.handle, peer.otherwise, None);
+                self.answer_peer(peer.handle, status, None);
             }
             Reader::Front(_) | Reader::Job(_) => self.refuse(read, ReadError::Invalid),
         }
@@ -362,97 +362,12 @@ impl<P: Platform> Core<P> {
         }
         some
     }
-
-    /// A question other than for bytes.
-    fn take_call(&mut self, now: Time, peer: (RequestHandle, u32), deadline: Time, body: &[u8]) {
-        let (handle, room_bytes) = peer;
-        let answer = match Call::decode(body) {
-            Ok(Call::Describe(object)) => {
-                self.serving.names.learn(object);
-                Some(CallAnswer::Done)
-            }
-            Ok(Call::Head {
-                bucket,
-                key,
-                max_age_ms,
-            }) => {
-                let question = Question::Head(bucket, key);
-                return self.accept_question(now, question, max_age_ms, deadline, peer);
-            }
-            Ok(Call::List {
-                request,
-                max_age_ms,
-            }) => {
-                let question = Question::List(request);
-                return self.accept_question(now, question, max_age_ms, deadline, peer);
-            }
-            Ok(Call::Warm {
-                object,
-                offset,
-                len_bytes,
-            }) => {
-                self.serving.names.learn(object.clone());
-                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
-                let work = RangeWork::Warm;
-                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
-            }
-            Ok(Call::Check {
-                object,
-                offset,
-                len_bytes,
-            }) => {
-                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
-                let work = RangeWork::Check;
-                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
-            }
-            Ok(Call::Evict {
-                object,
-                offset,
-                len_bytes,
-            }) => {
-                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
-                let work = RangeWork::Evict;
-                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
-            }
-            Err(_) => None,
-        };
-        match answer {
-            Some(answer) => self.answer_call(handle, &answer, room_bytes),
-            None => {
-                let status = FetchStatus::Failed(PeerFailure::Invalid);
-                self.answer_peer(handle, status, None);
-            }
-        }
-    }
-
-    /// Answers a call.
-    pub(super) fn answer_call(
-        &mut self,
-        handle: RequestHandle,
-        answer: &CallAnswer,
-        room_bytes: u32,
-    ) {
-        match self.call_payload(answer, room_bytes) {
-            Some(payload) => self.answer_peer(handle, FetchStatus::Bytes, Some(payload)),
-            None => self.answer_peer(handle, FetchStatus::Busy, None),
-        }
-    }
-
-    /// An answer in a buffer of the arena.
-    fn call_payload(&mut self, answer: &CallAnswer, room_bytes: u32) -> Option<Payload> {
-        let bytes = answer.encode(room_bytes as usize).ok()?;
-        let mut lease = self.lease(bytes.len(), Share::Serve).ok()?;
-        lease.bytes_mut().copy_from_slice(&bytes);
-        let parts = vec![self.parts.arena.freeze(lease)];
-        Some(Payload {
-            parts,
-            checksums: Vec::new(),
-        })
-    }
 }
 
 /// One peer may have been lent at most one part in this many of what all may.
 const LENT_PEER_SHARE: usize = 2;
+/// Tables of answers that are kept for the next.
+const SPARE_PAYLOADS_MAX: usize = 64;
 /// So many of the requests in line are looked at for one whose peer has taken what it was given.
 const LINE_LOOKS_MAX: usize = 256;
 

@@ -66,8 +66,12 @@ pub struct PeerFetch {
 pub enum FetchStatus {
     /// The bytes are in the destination.
     Bytes,
-    /// Not cached, and `cached_only` was set.
-    NotCached,
+    /// Not all of it is cached, and `cached_only` was set.
+    NotCached {
+        /// The sub-blocks touched by the range that are cached, or on their way from the origin: a bit for each, the
+        /// lowest for the first.
+        here: u16,
+    },
     /// Another member owns this range.
     NotOwner {
         /// Who does, in the answering peer's view.

@@ -194,7 +194,7 @@ impl Answer {
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
         let (status, (failure, kind), owner) = match self.status {
             FetchStatus::Bytes => (BYTES, (0, 0), 0),
-            FetchStatus::NotCached => (NOT_CACHED, (0, 0), 0),
+            FetchStatus::NotCached { .. } => (NOT_CACHED, (0, 0), 0),
             FetchStatus::NotOwner { owner } => (NOT_OWNER, (0, 0), owner.0),
             FetchStatus::NeedName => (NEED_NAME, (0, 0), 0),
             FetchStatus::Busy => (BUSY, (0, 0), 0),
@@ -203,7 +203,10 @@ impl Answer {
         let mut out = Fixed::new();
         out.bytes(&[status, failure, kind, 0]);
         out.u16(self.checksums);
-        out.u16(0);
+        out.u16(match self.status {
+            FetchStatus::NotCached { here } => here,
+            _ => 0,
+        });
         out.u32(self.len_bytes);
         out.u32(0);
         out.u64(self.tag);
@@ -219,14 +222,14 @@ impl Answer {
         let mut reader = Reader::new(bytes);
         let [status, failure, kind, _] = reader.array("answer")?;
         let checksums = reader.u16("checksums")?;
-        reader.u16("answer")?;
+        let here = reader.u16("sub-blocks")?;
         let len_bytes = reader.u32("length")?;
         reader.u32("answer")?;
         let tag = reader.u64("tag")?;
         let owner = PeerId(reader.u64("owner")?);
         let status = match status {
             BYTES => FetchStatus::Bytes,
-            NOT_CACHED => FetchStatus::NotCached,
+            NOT_CACHED => FetchStatus::NotCached { here },
             NOT_OWNER => FetchStatus::NotOwner { owner },
             NEED_NAME => FetchStatus::NeedName,
             BUSY => FetchStatus::Busy,
@@ -294,7 +297,8 @@ mod tests {
         let owner = PeerId(9);
         [
             FetchStatus::Bytes,
-            FetchStatus::NotCached,
+            FetchStatus::NotCached { here: 0 },
+            FetchStatus::NotCached { here: 0x8005 },
             FetchStatus::NotOwner { owner },
             FetchStatus::NeedName,
             FetchStatus::Busy,

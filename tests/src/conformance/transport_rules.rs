@@ -45,7 +45,7 @@ pub(super) fn every_status_arrives<R: TransportRig>(rig: R) -> Verdict {
     let mut bench = Bench::new(rig)?;
     let owner = PeerId(77);
     for status in [
-        FetchStatus::NotCached,
+        FetchStatus::NotCached { here: 0xa001 },
         FetchStatus::NotOwner { owner },
         FetchStatus::NeedName,
         FetchStatus::Busy,
@@ -220,7 +220,12 @@ pub(super) fn answers_to_nobody_end<R: TransportRig>(rig: R) -> Verdict {
         request: request(1, 4_096),
     };
     bench.answer_bytes(&nobody, 0)?;
-    bench.answer(0, RequestHandle(424_243), FetchStatus::NotCached, None)?;
+    bench.answer(
+        0,
+        RequestHandle(424_243),
+        FetchStatus::NotCached { here: 0 },
+        None,
+    )?;
     let deadline = bench.rig.now() + LONG;
     bench.fetch(0, 5, 4_096, deadline)?;
     let asked = bench.next_request()?;

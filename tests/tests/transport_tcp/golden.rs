@@ -65,6 +65,18 @@ fn headers() -> Vec<(&'static str, Vec<u8>)> {
             answer(FetchStatus::Bytes, 1 << 20, 256).encode().to_vec(),
         ),
         (
+            "not-cached",
+            answer(FetchStatus::NotCached { here: 0 }, 0, 0)
+                .encode()
+                .to_vec(),
+        ),
+        (
+            "cached-in-part",
+            answer(FetchStatus::NotCached { here: 0x8006 }, 0, 0)
+                .encode()
+                .to_vec(),
+        ),
+        (
             "not-owner",
             answer(FetchStatus::NotOwner { owner: PeerId(5) }, 0, 0)
                 .encode()

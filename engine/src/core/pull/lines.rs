@@ -3,12 +3,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::super::group::Route;
+use super::super::group::{How, Route};
 use super::super::index::{BlockKey, Mask, mask};
+use crate::arena::Share;
 use crate::identity::{BlockId, ObjectVersion, Slot};
-use crate::limits::{PREFETCH_PULLS_PER_CORE_MAX, SUB_BLOCK_BYTES};
-use crate::ports::{Class, FetchTag, PeerCore, Time};
+use crate::limits::{CHUNK_BYTES, PREFETCH_PULLS_PER_CORE_MAX, STAND_IN_PATIENCE, SUB_BLOCK_BYTES};
+use crate::ports::{Class, FetchTag, PeerCore, PeerFetch, Time};
 use crate::stats::Reason;
 
 /// Names a pull; never reused.
@@ -64,8 +66,69 @@ impl Pull {
         start..start + self.len_bytes as u64
     }
 
+    /// Whether it is for a chunk as a whole, as far as the object goes: what comes is one piece then.
+    pub fn is_whole_chunk(&self) -> bool {
+        let start = self.first_sub * SUB_BLOCK_BYTES;
+        let end = self
+            .object
+            .block_len_bytes(self.at.index)
+            .min(start + CHUNK_BYTES);
+        self.subs > 1 && start.is_multiple_of(CHUNK_BYTES) && start + self.len_bytes == end
+    }
+
     pub fn placement_slot(&self) -> Slot {
         Slot::of_stripe(self.at.object, self.at.offset())
+    }
+
+    /// On whose behalf its buffer is in flight.
+    pub fn share(&self) -> Share {
+        match self.class {
+            Class::Demand if self.for_peer => Share::Serve,
+            Class::Demand => Share::Demand,
+            Class::Prefetch | Class::WarmUp => Share::Prefetch,
+        }
+    }
+
+    /// What a peer is asked.
+    pub fn request(&self, how: How, view: u64) -> PeerFetch {
+        let bytes = self.bytes();
+        let want_end = self.want_end.min(self.object.size_bytes).max(bytes.end);
+        PeerFetch {
+            object: self.at.object,
+            size_bytes: self.object.size_bytes,
+            offset: bytes.start,
+            len_bytes: self.len_bytes as u32,
+            want_bytes: (want_end - bytes.start) as u32,
+            class: self.class,
+            view,
+            cached_only: how == How::CachedOnly,
+            forwarded: how == How::Forwarded,
+            verify: false,
+        }
+    }
+
+    /// How long the present step may take: what is left is shared by the members that may still be asked, and the
+    /// origin after them.
+    pub fn step_deadline(&self, now: Time, how: How, io_timeout: Duration) -> Time {
+        let shares = self.route.left() as u32 + 1;
+        let deadline = now + self.deadline.since(now) / shares;
+        match self.forwarded && how == How::AsOwner {
+            true => deadline.min(now + io_timeout / STAND_IN_PATIENCE),
+            false => deadline,
+        }
+    }
+
+    /// A pull of its own for a part of these sub-blocks, counted from the first; as far along the route.
+    pub fn part(&self, id: u64, subs: Range<usize>) -> Self {
+        let start = subs.start * SUB_BLOCK_BYTES;
+        Self {
+            id,
+            object: self.object.clone(),
+            first_sub: self.first_sub + subs.start,
+            subs: subs.len(),
+            len_bytes: (subs.len() * SUB_BLOCK_BYTES).min(self.len_bytes - start),
+            ..*self
+        }
     }
 }
 

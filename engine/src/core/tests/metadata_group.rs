@@ -5,7 +5,7 @@ use super::*;
 use crate::client::{HeadRequest, ListPageRequest, Told};
 use crate::core::metadata::Finding;
 use crate::identity::Slot;
-use crate::limits::{CHUNK_BYTES, SUB_BLOCK_BYTES};
+use crate::limits::{CHUNK_BYTES, PEER_QUESTIONS_PER_CORE_MAX, SUB_BLOCK_BYTES};
 use crate::wire::call::{Call, CallAnswer};
 
 type Heads = Arc<Mutex<Vec<Told<ObjectMeta>>>>;
@@ -608,4 +608,53 @@ fn an_empty_page_is_an_absence() {
         kept.unwrap().result,
         Ok(Finding::List(page)) if page.entries.len() == 1
     ));
+}
+
+#[test]
+fn peers_beyond_a_bound_are_told_to_come_again_and_this_node_goes_on() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view);
+    let ask = |bench: &mut Bench, handle: usize, key: String| {
+        let call = Call::Head {
+            bucket: bench.object.bucket.clone(),
+            key: key.into(),
+            max_age_ms: 1_000,
+        };
+        bench.call(handle as u64, &call, 4_096);
+    };
+    // Every second one joins the question of the one before: it waits as well.
+    for handle in 0..PEER_QUESTIONS_PER_CORE_MAX {
+        ask(&mut bench, handle, format!("key {}", handle / 2));
+    }
+    bench.nothing_told();
+    ask(&mut bench, 9_999, "key 0".into());
+    assert_eq!(bench.told(), (9_999, FetchStatus::Busy, None));
+    let mine = (0..).map(|n| format!("mine {n}"));
+    let mut mine = mine.filter(|key| bench.core.group.owns(Slot::of_name(key)));
+    let own = bench.head(&mine.next().expect("one of them"));
+    let last = bench.origin.0.borrow_mut().ops.pop_back();
+    bench
+        .origin
+        .0
+        .borrow_mut()
+        .ops
+        .push_front(last.expect("it was asked"));
+    bench.answer_head(Ok(meta("mine")));
+    assert_eq!(own.lock().len(), 1);
+    // An answer makes room for as many as waited for it.
+    bench.answer_head(Ok(meta("key 0")));
+    for _ in 0..2 {
+        bench.call_told();
+    }
+    ask(&mut bench, 1, "one more".into());
+    ask(&mut bench, 2, "another".into());
+    bench.nothing_told();
+    ask(&mut bench, 3, "too many".into());
+    assert_eq!(bench.told(), (3, FetchStatus::Busy, None));
+    // All end at the deadline, and are counted off.
+    bench.pass(TIMEOUT);
+    let all = bench.transport.0.borrow_mut().ops.drain(..).count();
+    assert_eq!(all, PEER_QUESTIONS_PER_CORE_MAX);
+    ask(&mut bench, 4, "after".into());
+    bench.nothing_told();
 }

@@ -4,6 +4,7 @@ mod disk;
 mod disk_faults;
 mod group;
 mod group_faults;
+mod group_once;
 mod jobs;
 mod mem_device;
 mod memory;
