@@ -42,8 +42,6 @@ pub struct Facts {
     pub ends_began: BTreeMap<usize, Time>,
     /// A member ended, stood still or was killed.
     pub someone_was_away: bool,
-    /// When the members or their weights first changed.
-    view_changed_at: Option<Time>,
     /// From when to when nodes may have had different views.
     differed: Vec<(Time, Time)>,
     /// The number of cores has changed.
@@ -55,10 +53,6 @@ pub struct Facts {
 /// Two members that both take themselves for the owner may both fetch a sub-block, while views differ. The
 /// second of them has asked the origin by their end, and is answered within this time.
 const DIFFERING_VIEWS_SLACK: Duration = Duration::from_secs(1);
-
-/// A member that refused is passed over for so long at most (the longest back-off), also when it is back already:
-/// meanwhile it and a member in its stead may both fetch a sub-block.
-const PASSED_OVER_MAX: Duration = Duration::from_millis(BACKOFF_MAX_MS);
 
 /// What an owner of names said may be on its way for so long.
 const WAY_BACK_MAX: Duration = Duration::from_secs(3);
@@ -114,15 +108,8 @@ impl Facts {
         self.delivered[node].clear();
     }
 
-    /// A member is back.
-    pub fn came_back(&mut self, at: Time) {
-        let until = at + PASSED_OVER_MAX + DIFFERING_VIEWS_SLACK;
-        self.differed.push((at, until));
-    }
-
     /// A new view came at `from`, and reached the last node at `to`.
     pub fn views_differed(&mut self, from: Time, to: Time) {
-        self.view_changed_at.get_or_insert(from);
         if to > from {
             self.differed.push((from, to + DIFFERING_VIEWS_SLACK));
         }
@@ -263,13 +250,6 @@ impl Facts {
             }
             ReadError::Deadline if scenario.weather == Weather::Flood => None,
             ReadError::Deadline if self.may_have_met_fault(scenario, asked.submitted) => None,
-            // Wrong on their way twice.
-            ReadError::Checksum
-                if scenario.group.is_some()
-                    && self.may_have_met_fault(scenario, asked.submitted) =>
-            {
-                None
-            }
             ReadError::Origin(error) => self.judge_origin_error(scenario, store, answered, error),
             _ => Some("an error without a cause"),
         }
@@ -429,13 +409,11 @@ impl Facts {
     fn excused(&self, store: &OriginStore, sub_block: &(ObjectId, u64)) -> u32 {
         let before = self.forgotten.get(sub_block).copied().unwrap_or(0);
         let known = |again: &SentAgain| {
-            let SentAgain { at, partly, .. } = again;
+            let at = &again.at;
             let differing = |(from, to): &(Time, Time)| at >= from && at <= to;
-            // A former owner says only whether it has all of what it is asked for, which may be a chunk.
-            let parted = *partly && self.view_changed_at.is_some_and(|changed| *at >= changed);
             // Who stops cancels what it fetches; a member that stops a little later reads it itself.
             let stopping = self.stopped_at.is_some_and(|stopped| *at >= stopped);
-            stopping || parted || self.differed.iter().any(differing)
+            stopping || self.differed.iter().any(differing)
         };
         let again = store.sent_again.iter();
         let its = again.filter(|again| again.sub_block == *sub_block);

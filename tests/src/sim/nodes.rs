@@ -242,10 +242,7 @@ impl World {
         node.plan.cores = cores;
         match self.scenario.group {
             None => self.look_at_disks(number),
-            Some(_) => {
-                self.forget_node(number);
-                self.facts.came_back(self.clock.now());
-            }
+            Some(_) => self.forget_node(number),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_engine::arena::Lease;
 use forebay_engine::errors::OriginErrorKind;
 use forebay_engine::identity::{ObjectId, ObjectVersion};
-use forebay_engine::limits::{SUB_BLOCK_BYTES, SUB_BLOCKS_PER_CHUNK};
+use forebay_engine::limits::SUB_BLOCK_BYTES;
 use forebay_engine::ports::Time;
 
 use super::bucket::SimBucket;
@@ -76,8 +76,6 @@ pub struct SentAgain {
     pub sub_block: (ObjectId, u64),
     /// When.
     pub at: Time,
-    /// Until then only a part of its chunk had been sent.
-    pub partly: bool,
 }
 
 /// The service: its objects and its count.
@@ -131,25 +129,12 @@ impl OriginStore {
         if self.take_defect(OriginDefect::SentTwice) {
             *self.sent_sub_blocks.entry((object.id, first)).or_default() += 1;
         }
-        let chunk = SUB_BLOCKS_PER_CHUNK as u64;
-        let subs = object.size_bytes.div_ceil(SUB_BLOCK_BYTES as u64);
-        let partly: Vec<bool> = (first..=last)
-            .map(|number| {
-                let start = number - number % chunk;
-                let mut all = start..(start + chunk).min(subs);
-                !all.all(|number| self.sent_sub_blocks.contains_key(&(object.id, number)))
-            })
-            .collect();
-        for (number, partly) in (first..=last).zip(partly) {
+        for number in first..=last {
             let times = self.sent_sub_blocks.entry((object.id, number)).or_default();
             *times += 1;
             if *times > 1 {
                 let sub_block = (object.id, number);
-                self.sent_again.push(SentAgain {
-                    sub_block,
-                    at,
-                    partly,
-                });
+                self.sent_again.push(SentAgain { sub_block, at });
             }
         }
     }
