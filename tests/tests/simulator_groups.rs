@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_tests::sim::actor::Habit;
 use forebay_tests::sim::network::NetFaults;
-use forebay_tests::sim::scenario::{Change, End, Role, Scenario, Weather};
+use forebay_tests::sim::scenario::{Change, Disks, End, Role, Scenario, Weather};
 use forebay_tests::sim::world::{self, Passed};
 
 const SEEDS: u64 = 4;
@@ -86,6 +86,103 @@ fn a_member_that_leaves_by_weight_hands_over() {
     fetched_once(&runs(|seed| {
         with(calm(seed), &[(200, Change::Weigh(1, 0))])
     }));
+}
+
+/// All three members have disks; everything is read, member 1 gets the weight 0 at two seconds.
+fn drain(seed: u64, after: &[(u64, Change)]) -> Scenario {
+    let changes = [(10, Change::ReadAll), (2_000, Change::Weigh(1, 0))];
+    let mut scenario = with(calm(seed).with_disks(), &changes);
+    // Only whole objects: a former owner that has a part of a chunk gives none of it, see the audit.
+    scenario.roles.clear();
+    with(scenario, after)
+}
+
+#[test]
+fn a_member_that_drains_and_leaves_costs_no_byte() {
+    let passed = runs(|seed| {
+        drain(
+            seed,
+            &[(20_000, Change::Leave(1)), (20_500, Change::ReadAll)],
+        )
+    });
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+    for run in &passed {
+        let (gave, took) = (&run.stats.handover, &run.stats.takeover);
+        assert_eq!(
+            (gave.given_bytes, gave.refused_blocks),
+            (took.taken_bytes, 0)
+        );
+    }
+}
+
+#[test]
+fn a_member_without_disks_hands_its_memory_over() {
+    let passed = runs(|seed| {
+        let mut scenario = drain(
+            seed,
+            &[(20_000, Change::Leave(1)), (20_500, Change::ReadAll)],
+        );
+        for node in &mut scenario.nodes {
+            node.disks = Disks::default();
+        }
+        scenario
+    });
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn while_a_member_drains_everything_is_read_from_the_group() {
+    let passed = runs(|seed| drain(seed, &[(2_020, Change::ReadAll), (2_200, Change::ReadAll)]));
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn a_member_killed_while_it_drains_costs_only_what_it_still_held() {
+    let killed = Change::Kill {
+        node: 1,
+        silent: false,
+    };
+    let passed = runs(|seed| drain(seed, &[(2_030, killed), (15_000, Change::ReadAll)]));
+    some(&passed, |run| run.sent_again as u64);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn a_new_owner_killed_while_it_takes_over_costs_only_what_it_held() {
+    let killed = Change::Kill {
+        node: 2,
+        silent: false,
+    };
+    let changes = [
+        (2_030, killed),
+        (30_000, Change::Leave(1)),
+        (30_500, Change::ReadAll),
+    ];
+    let passed = runs(|seed| drain(seed, &changes));
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn new_owners_without_room_refuse_and_keep_what_they_have() {
+    let passed = runs(|seed| {
+        let mut scenario = drain(seed, &[(20_000, Change::ReadAll)]);
+        for node in [0, 2] {
+            // Eight regions for each core: their own share fits, little more does.
+            scenario.nodes[node].disks.sizes = vec![(36 << 20, 2 << 20, 4_096)];
+        }
+        scenario
+    });
+    // It has not left: what nobody took is still there.
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.refused_blocks);
+    for run in &passed {
+        let devices = run.stats.disk.devices.iter();
+        let evicted: u64 = devices.map(|device| device.entries_evicted).sum();
+        assert_eq!(evicted, 0, "{run:?}");
+    }
 }
 
 #[test]
