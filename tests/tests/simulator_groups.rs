@@ -88,23 +88,23 @@ fn a_member_that_leaves_by_weight_hands_over() {
     }));
 }
 
-/// All three members have disks; everything is read, member 1 gets the weight 0 at two seconds.
-fn drain(seed: u64, after: &[(u64, Change)]) -> Scenario {
-    let changes = [(10, Change::ReadAll), (2_000, Change::Weigh(1, 0))];
-    let mut scenario = with(calm(seed).with_disks(), &changes);
+/// A client reads everything through three members with disks; member 1 gets the weight 0 at two seconds. Another client,
+/// whose memory is empty, reads everything at the end.
+fn drain(seed: u64, end: u64, changes: &[(u64, Change)]) -> Scenario {
+    let mut scenario = Scenario::plain_group(seed, Weather::Calm, 3, 2).with_disks();
     // Only whole objects: a former owner that has a part of a chunk gives none of it, see the audit.
     scenario.roles.clear();
-    with(scenario, after)
+    let around = [
+        (10, Change::ReadAll(3)),
+        (2_000, Change::Weigh(1, 0)),
+        (end, Change::ReadAll(4)),
+    ];
+    with(with(scenario, &around), changes)
 }
 
 #[test]
 fn a_member_that_drains_and_leaves_costs_no_byte() {
-    let passed = runs(|seed| {
-        drain(
-            seed,
-            &[(20_000, Change::Leave(1)), (20_500, Change::ReadAll)],
-        )
-    });
+    let passed = runs(|seed| drain(seed, 20_500, &[(20_000, Change::Leave(1))]));
     fetched_once(&passed);
     some(&passed, |run| run.stats.takeover.taken_bytes);
     for run in &passed {
@@ -119,10 +119,7 @@ fn a_member_that_drains_and_leaves_costs_no_byte() {
 #[test]
 fn a_member_without_disks_hands_its_memory_over() {
     let passed = runs(|seed| {
-        let mut scenario = drain(
-            seed,
-            &[(20_000, Change::Leave(1)), (20_500, Change::ReadAll)],
-        );
+        let mut scenario = drain(seed, 20_500, &[(20_000, Change::Leave(1))]);
         for node in &mut scenario.nodes {
             node.disks = Disks::default();
         }
@@ -134,7 +131,18 @@ fn a_member_without_disks_hands_its_memory_over() {
 
 #[test]
 fn while_a_member_drains_everything_is_read_from_the_group() {
-    let passed = runs(|seed| drain(seed, &[(2_020, Change::ReadAll), (2_200, Change::ReadAll)]));
+    let passed = runs(|seed| drain(seed, 2_003, &[]));
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn a_member_that_restarts_without_weight_hands_its_disks_over() {
+    let changes = [
+        (1_500, Change::Restart(1, End::Orderly, 2)),
+        (20_000, Change::Leave(1)),
+    ];
+    let passed = runs(|seed| drain(seed, 20_500, &changes));
     fetched_once(&passed);
     some(&passed, |run| run.stats.takeover.taken_bytes);
 }
@@ -145,7 +153,7 @@ fn a_member_killed_while_it_drains_costs_only_what_it_still_held() {
         node: 1,
         silent: false,
     };
-    let passed = runs(|seed| drain(seed, &[(2_030, killed), (15_000, Change::ReadAll)]));
+    let passed = runs(|seed| drain(seed, 15_000, &[(2_010, killed)]));
     some(&passed, |run| run.sent_again as u64);
     some(&passed, |run| run.stats.takeover.taken_bytes);
 }
@@ -156,21 +164,24 @@ fn a_new_owner_killed_while_it_takes_over_costs_only_what_it_held() {
         node: 2,
         silent: false,
     };
-    let changes = [
-        (2_030, killed),
-        (30_000, Change::Leave(1)),
-        (30_500, Change::ReadAll),
-    ];
-    let passed = runs(|seed| drain(seed, &changes));
+    let changes = [(2_010, killed), (30_000, Change::Leave(1))];
+    let passed = runs(|seed| drain(seed, 30_500, &changes));
     some(&passed, |run| run.stats.takeover.taken_bytes);
+    let lone = runs(|seed| {
+        // Whom it is killed with owned nothing before: all that it held it had taken over.
+        let mut scenario = drain(seed, 30_500, &changes);
+        scenario.nodes[1].weight = Some(1_000_000);
+        scenario
+    });
+    fetched_once(&lone);
 }
 
 #[test]
 fn new_owners_without_room_refuse_and_keep_what_they_have() {
     let passed = runs(|seed| {
-        let mut scenario = drain(seed, &[(20_000, Change::ReadAll)]);
+        let mut scenario = drain(seed, 20_500, &[]);
+        scenario.nodes[1].weight = Some(1_000_000);
         for node in [0, 2] {
-            // Eight regions for each core: their own share fits, little more does.
             scenario.nodes[node].disks.sizes = vec![(36 << 20, 2 << 20, 4_096)];
         }
         scenario
@@ -178,6 +189,7 @@ fn new_owners_without_room_refuse_and_keep_what_they_have() {
     // It has not left: what nobody took is still there.
     fetched_once(&passed);
     some(&passed, |run| run.stats.takeover.refused_blocks);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
     for run in &passed {
         let devices = run.stats.disk.devices.iter();
         let evicted: u64 = devices.map(|device| device.entries_evicted).sum();

@@ -196,7 +196,7 @@ impl World {
                 self.facts.ended(node);
                 self.nodes[node].is_lost = true;
             }
-            Change::ReadAll => self.read_all(),
+            Change::ReadAll(node) => self.read_all(node),
             Change::OriginDown(down) => {
                 let fate = Fate::Fail(OriginErrorKind::Unavailable, 0);
                 self.store.borrow_mut().forced = down.then_some((fate, true));
@@ -239,21 +239,16 @@ impl World {
         self.facts.views_differed(now, now + span);
     }
 
-    fn read_all(&mut self) {
+    fn read_all(&mut self, node: usize) {
         let versions: Vec<Arc<ObjectVersion>> = {
             let store = self.store.borrow();
             let keys = store.bucket.keys();
             let current = keys.filter_map(|key| store.bucket.current(key));
             current.map(|now| now.version.clone()).collect()
         };
-        for node in 0..self.nodes.len() {
-            if !self.nodes[node].takes_questions() {
-                continue;
-            }
-            for object in &versions {
-                for offset in (0..object.size_bytes).step_by(READ_BYTES_MAX) {
-                    self.read(usize::MAX, node, object, offset, READ_BYTES_MAX as u32, 0);
-                }
+        for object in &versions {
+            for offset in (0..object.size_bytes).step_by(READ_BYTES_MAX) {
+                self.read(usize::MAX, node, object, offset, READ_BYTES_MAX as u32, 0);
             }
         }
     }

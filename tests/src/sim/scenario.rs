@@ -120,8 +120,8 @@ pub enum Change {
     OriginDown(bool),
     /// A member says farewell and ends.
     Leave(usize),
-    /// Every node reads every object, whole.
-    ReadAll,
+    /// A node reads every object, whole.
+    ReadAll(usize),
 }
 
 /// What makes nodes a group.

@@ -255,7 +255,7 @@ impl World {
 
     fn is_quiet(&self) -> bool {
         let changes = self.scenario.changes.iter();
-        let readings = changes.filter(|(_, change)| *change == Change::ReadAll);
+        let readings = changes.filter(|(_, change)| matches!(change, Change::ReadAll(_)));
         let last = readings.map(|(after, _)| *after).max().unwrap_or_default();
         self.board.open() == 0
             && self.actors.iter().all(Actor::is_done)
