@@ -131,7 +131,8 @@ fn a_member_without_disks_hands_its_memory_over() {
 
 #[test]
 fn while_a_member_drains_everything_is_read_from_the_group() {
-    let passed = runs(|seed| drain(seed, 2_003, &[]));
+    // The first client again, later: so that the drain comes to its end.
+    let passed = runs(|seed| drain(seed, 2_003, &[(5_000, Change::ReadAll(3))]));
     fetched_once(&passed);
     some(&passed, |run| run.stats.takeover.taken_bytes);
 }
@@ -153,7 +154,10 @@ fn a_member_killed_while_it_drains_costs_only_what_it_still_held() {
         node: 1,
         silent: false,
     };
-    let passed = runs(|seed| drain(seed, 15_000, &[(2_010, killed)]));
+    let mut passed = Vec::new();
+    for at in [2_001, 2_005, 2_020, 2_150] {
+        passed.extend(runs(|seed| drain(seed, 15_000, &[(at, killed)])));
+    }
     some(&passed, |run| run.sent_again as u64);
     some(&passed, |run| run.stats.takeover.taken_bytes);
 }
@@ -178,16 +182,21 @@ fn a_new_owner_killed_while_it_takes_over_costs_only_what_it_held() {
 
 #[test]
 fn new_owners_without_room_refuse_and_keep_what_they_have() {
-    let passed = runs(|seed| {
+    let small = |seed: u64, reader: usize| {
         let mut scenario = drain(seed, 20_500, &[]);
         scenario.nodes[1].weight = Some(1_000_000);
         for node in [0, 2] {
             scenario.nodes[node].disks.sizes = vec![(36 << 20, 2 << 20, 4_096)];
         }
+        for (_, change) in &mut scenario.changes {
+            if *change == Change::ReadAll(4) {
+                *change = Change::ReadAll(reader);
+            }
+        }
         scenario
-    });
-    // It has not left: what nobody took is still there.
-    fetched_once(&passed);
+    };
+    // Who read it first has it in memory: nobody is asked, and nothing comes to the others' disks but by the drain.
+    let passed = runs(|seed| small(seed, 3));
     some(&passed, |run| run.stats.takeover.refused_blocks);
     some(&passed, |run| run.stats.takeover.taken_bytes);
     for run in &passed {
@@ -195,6 +204,8 @@ fn new_owners_without_room_refuse_and_keep_what_they_have() {
         let evicted: u64 = devices.map(|device| device.entries_evicted).sum();
         assert_eq!(evicted, 0, "{run:?}");
     }
+    // It has not left: what nobody took is still there.
+    fetched_once(&runs(|seed| small(seed, 4)));
 }
 
 #[test]
