@@ -8,6 +8,7 @@ mod calls;
 mod names;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::group::Reach;
 use super::index::StableMap;
@@ -15,7 +16,7 @@ use super::read::Read;
 use super::reader::Reader;
 use super::{Core, Tagged};
 use crate::errors::ReadError;
-use crate::identity::Slot;
+use crate::identity::{ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX, SERVE_ARENA_SHARE,
     SUB_BLOCK_BYTES,

@@ -150,11 +150,11 @@ impl<P: Platform> Core<P> {
     fn kept(&self, block: BlockId, block_bytes: usize) -> Mask {
         match self.parts.disk.is_present() {
             true => self.on_disk(block, block_bytes),
-            false => self.in_memory(block),
+            false => self.present_of(block),
         }
     }
 
-    fn in_memory(&self, block: BlockId) -> Mask {
+    fn present_of(&self, block: BlockId) -> Mask {
         let found = self.index.find(block);
         found.map_or(0, |key| self.index.block(key).present)
     }
@@ -182,7 +182,7 @@ impl<P: Platform> Core<P> {
         if lacking == 0 {
             return self.end_take(key);
         }
-        let missing = lacking & !self.in_memory(block);
+        let missing = lacking & !self.present_of(block);
         if missing == 0 {
             // On its way to disk, or the disk had no room for it: it is offered again.
             self.keep_again(now, block, lacking);

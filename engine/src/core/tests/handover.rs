@@ -55,6 +55,11 @@ impl Bench {
         ops.into_iter().map(offer).collect()
     }
 
+    /// What it offered is not looked at, and never answered.
+    pub(super) fn no_offers(&self) {
+        drop(self.offers());
+    }
+
     fn accept(&mut self, offer: Offer, subs: u64, took_bytes: u64, room: bool) {
         let answer = CallAnswer::Taken {
             subs,
