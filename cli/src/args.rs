@@ -15,7 +15,7 @@ use crate::warm::report::{PARALLEL_DEFAULT, PARALLEL_MAX};
 
 mod group;
 
-pub use group::{GroupArgs, ServeArgs, StopArgs};
+pub use group::{DrainArgs, GroupArgs, ServeArgs, StopArgs};
 
 /// A read cache in front of S3.
 ///
@@ -64,6 +64,9 @@ pub enum Command {
     Serve(Box<ServeArgs>),
     /// Ends a member that `serve` runs: it says farewell, and ends.
     Stop(StopArgs),
+    /// Hands over to other members what a member holds; one that `serve` runs leaves then, a mount goes on and only takes.
+    /// No byte of it is read from S3 again.
+    Drain(DrainArgs),
     /// Ends a mount and its daemon; cleans up after a daemon that was killed.
     #[command(visible_alias = "unmount")]
     Umount(UmountArgs),

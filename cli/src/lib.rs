@@ -57,6 +57,7 @@ pub fn run() -> ExitCode {
         Command::Mount(args) => commands::mount::run(args),
         Command::Serve(args) => commands::serve::run(args),
         Command::Stop(args) => commands::stop::run(args),
+        Command::Drain(args) => commands::drain::run(args),
         Command::Umount(args) => commands::umount::run(args),
         Command::Status(args) => commands::status::run(args),
         Command::Stats(args) => commands::stats::run(args),

@@ -66,6 +66,14 @@ pub const HERE_ARENA_SHARE: usize = 8;
 pub const WARM_BYTES_MAX: usize = BLOCK_BYTES;
 /// Warm-ups, checks and evictions of ranges that one core has under way.
 pub const JOBS_PER_CORE_MAX: usize = 1_024;
+/// Blocks that one core of a member that leaves offers to others at a time,
+pub const HANDOVER_CALLS_MAX: usize = 256;
+/// and their bytes, or with `--peer-limit` what passes in so many seconds, if that is less.
+pub const HANDOVER_BYTES_MAX: usize = 64 << 20;
+/// See [`HANDOVER_BYTES_MAX`].
+pub const HANDOVER_LIMITED_S: u64 = 4;
+/// Blocks that one core is taking over from members that leave at a time; more are told to come back.
+pub const TAKES_PER_CORE_MAX: usize = 1_024;
 /// How often a range is asked for again at one peer that forgot a name.
 pub const NEED_NAME_MAX: u8 = 3;
 /// Serving members of one group.

@@ -6,6 +6,10 @@ use hdrhistogram::Histogram;
 
 use crate::disk::DiskStats;
 
+mod handover;
+
+pub use handover::{HandoverStats, TakeoverStats};
+
 /// Why bytes were read from the origin. Every byte that arrives is booked once, so the reasons
 /// add up to what the origin itself counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -140,6 +144,10 @@ pub struct CoreStats {
     pub serve_errors: u64,
     /// Origin bytes by reason.
     pub ledger: Ledger,
+    /// A member that leaves: what it hands over.
+    pub handover: HandoverStats,
+    /// What was taken over from members that leave.
+    pub takeover: TakeoverStats,
     /// Blocks evicted.
     pub evictions: u64,
     /// Pages that failed their checksum.
@@ -201,6 +209,8 @@ impl Default for CoreStats {
             serves_declined: 0,
             serve_errors: 0,
             ledger: Ledger::default(),
+            handover: HandoverStats::default(),
+            takeover: TakeoverStats::default(),
             evictions: 0,
             checksum_failures: 0,
             prefetch_dropped: 0,
@@ -249,6 +259,8 @@ impl CoreStats {
         for reason in Reason::ALL {
             self.ledger.book(reason, other.ledger.bytes(reason));
         }
+        self.handover.add(&other.handover);
+        self.takeover.add(&other.takeover);
         self.evictions += other.evictions;
         self.checksum_failures += other.checksum_failures;
         self.prefetch_dropped += other.prefetch_dropped;

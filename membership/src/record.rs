@@ -41,6 +41,9 @@ pub struct Usage {
     pub cached_bytes: u64,
     /// Bytes that it can hold there.
     pub capacity_bytes: u64,
+    /// Bytes that it still has to hand over, while it is leaving.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub left_bytes: Option<u64>,
 }
 
 /// A member and its record.

@@ -239,6 +239,7 @@ async fn weights_and_usage_are_told(a: &Member, c: &Member) {
     let full = Usage {
         cached_bytes: 7,
         capacity_bytes: 9,
+        left_bytes: Some(3),
     };
     a.group.set_usage(full).await.unwrap();
     a.group.set_weight(0).await.unwrap();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use forebay_tests::sim::actor::Habit;
 use forebay_tests::sim::network::NetFaults;
-use forebay_tests::sim::scenario::{Change, End, Role, Scenario, Weather};
+use forebay_tests::sim::scenario::{Change, Disks, End, Role, Scenario, Weather};
 use forebay_tests::sim::world::{self, Passed};
 
 const SEEDS: u64 = 4;
@@ -86,6 +86,126 @@ fn a_member_that_leaves_by_weight_hands_over() {
     fetched_once(&runs(|seed| {
         with(calm(seed), &[(200, Change::Weigh(1, 0))])
     }));
+}
+
+/// A client reads everything through three members with disks; member 1 gets the weight 0 at two seconds. Another client,
+/// whose memory is empty, reads everything at the end.
+fn drain(seed: u64, end: u64, changes: &[(u64, Change)]) -> Scenario {
+    let mut scenario = Scenario::plain_group(seed, Weather::Calm, 3, 2).with_disks();
+    // Only whole objects: a former owner that has a part of a chunk gives none of it, see the audit.
+    scenario.roles.clear();
+    let around = [
+        (10, Change::ReadAll(3)),
+        (2_000, Change::Weigh(1, 0)),
+        (end, Change::ReadAll(4)),
+    ];
+    with(with(scenario, &around), changes)
+}
+
+#[test]
+fn a_member_that_drains_and_leaves_costs_no_byte() {
+    let passed = runs(|seed| drain(seed, 20_500, &[(20_000, Change::Leave(1))]));
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+    for run in &passed {
+        let (gave, took) = (&run.stats.handover, &run.stats.takeover);
+        assert_eq!(
+            (gave.given_bytes, gave.refused_blocks),
+            (took.taken_bytes, 0)
+        );
+    }
+}
+
+#[test]
+fn a_member_without_disks_hands_its_memory_over() {
+    let passed = runs(|seed| {
+        let mut scenario = drain(seed, 20_500, &[(20_000, Change::Leave(1))]);
+        for node in &mut scenario.nodes {
+            node.disks = Disks::default();
+        }
+        scenario
+    });
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn while_a_member_drains_everything_is_read_from_the_group() {
+    // The first client again, later: so that the drain comes to its end.
+    let passed = runs(|seed| drain(seed, 2_003, &[(5_000, Change::ReadAll(3))]));
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn a_member_that_restarts_without_weight_hands_its_disks_over() {
+    let changes = [
+        (1_500, Change::Restart(1, End::Orderly, 2)),
+        (20_000, Change::Leave(1)),
+    ];
+    let passed = runs(|seed| drain(seed, 20_500, &changes));
+    fetched_once(&passed);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn a_member_killed_while_it_drains_costs_only_what_it_still_held() {
+    let killed = Change::Kill {
+        node: 1,
+        silent: false,
+    };
+    let mut passed = Vec::new();
+    for at in [2_001, 2_005, 2_020, 2_150] {
+        passed.extend(runs(|seed| drain(seed, 15_000, &[(at, killed)])));
+    }
+    some(&passed, |run| run.sent_again as u64);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+}
+
+#[test]
+fn a_new_owner_killed_while_it_takes_over_costs_only_what_it_held() {
+    let killed = Change::Kill {
+        node: 2,
+        silent: false,
+    };
+    let changes = [(2_010, killed), (30_000, Change::Leave(1))];
+    let passed = runs(|seed| drain(seed, 30_500, &changes));
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+    let lone = runs(|seed| {
+        // Whom it is killed with owned nothing before: all that it held it had taken over.
+        let mut scenario = drain(seed, 30_500, &changes);
+        scenario.nodes[1].weight = Some(1_000_000);
+        scenario
+    });
+    fetched_once(&lone);
+}
+
+#[test]
+fn new_owners_without_room_refuse_and_keep_what_they_have() {
+    let small = |seed: u64, reader: usize| {
+        let mut scenario = drain(seed, 20_500, &[]);
+        scenario.nodes[1].weight = Some(1_000_000);
+        for node in [0, 2] {
+            scenario.nodes[node].disks.sizes = vec![(36 << 20, 2 << 20, 4_096)];
+        }
+        for (_, change) in &mut scenario.changes {
+            if *change == Change::ReadAll(4) {
+                *change = Change::ReadAll(reader);
+            }
+        }
+        scenario
+    };
+    // Who read it first has it in memory: nobody is asked, and nothing comes to the others' disks but by the drain.
+    let passed = runs(|seed| small(seed, 3));
+    some(&passed, |run| run.stats.takeover.refused_blocks);
+    some(&passed, |run| run.stats.takeover.taken_bytes);
+    for run in &passed {
+        let devices = run.stats.disk.devices.iter();
+        let evicted: u64 = devices.map(|device| device.entries_evicted).sum();
+        assert_eq!(evicted, 0, "{run:?}");
+    }
+    // It has not left: what nobody took is still there.
+    fetched_once(&runs(|seed| small(seed, 4)));
 }
 
 #[test]

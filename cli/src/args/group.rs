@@ -125,6 +125,27 @@ pub struct StopArgs {
     pub name: Option<String>,
 }
 
+/// `forebay drain`.
+#[derive(Clone, Debug, Args)]
+pub struct DrainArgs {
+    /// The member: a mount point, GROUP or GROUP/NODE of one that `serve` runs, or a control socket; may be left out
+    /// when there is just one.
+    #[arg(value_name = "MOUNT|GROUP[/NODE]|SOCKET")]
+    pub name: Option<String>,
+    /// Begin and return; the member goes on.
+    #[arg(long)]
+    pub background: bool,
+    /// Tell how far it is.
+    #[arg(long, conflicts_with = "background")]
+    pub status: bool,
+    /// Stop: the member gets its weight back. What was handed over stays with the others, too.
+    #[arg(long, conflicts_with_all = ["background", "status"])]
+    pub stop: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::Parser;

@@ -7,6 +7,8 @@ use anyhow::{Context, Result, bail};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::group::draining::DrainReport;
+
 /// How long a signal may wait while a daemon starts.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
 
@@ -17,6 +19,8 @@ pub enum End {
     Signal(&'static str),
     /// The kernel ended the FUSE session.
     Session(std::io::Result<()>),
+    /// This member has handed over what it holds.
+    Drained(DrainReport),
 }
 
 /// The runtime of everything but data: the control socket, signals, the group.
@@ -91,7 +95,7 @@ pub fn beside<T: Send + 'static>(
                 bail!("{name} came before the start was over: nothing is left of it")
             }
             Ok(End::Session(_)) => bail!("the mount was taken away before it answered"),
-            Err(_) => {}
+            Ok(End::Drained(_)) | Err(_) => {}
         }
         match result {
             Ok(done) => return Ok(done),

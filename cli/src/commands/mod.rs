@@ -4,6 +4,7 @@ pub mod cache;
 pub mod cat;
 pub mod check;
 pub mod daemon;
+pub mod drain;
 pub mod evict;
 pub mod mount;
 pub mod reports;
@@ -77,6 +78,31 @@ fn choose_member(dir: &Path, name: &str) -> Result<(ControlClient, StatusReport)
         1 => Ok(daemons.remove(0)),
         0 => bail!("no member {name} runs here: `forebay status` lists what does"),
         _ => bail!("there are {}", listing("members", &daemons)),
+    }
+}
+
+/// What a member is named by: its mount point, `[serve:]GROUP[/NODE]`, or its control socket; without a name the only
+/// daemon there is.
+///
+/// # Errors
+/// When there is none, or more than one to choose from.
+pub(crate) fn choose_member_or_mount(name: Option<&Path>) -> Result<(ControlClient, StatusReport)> {
+    let Some(path) = name else {
+        return choose(None);
+    };
+    if crate::control::sockets::is_alive(path) {
+        let client = ControlClient::new(path.to_owned());
+        let status = client.status()?;
+        return Ok((client, status));
+    }
+    let member = path
+        .to_str()
+        .filter(|_| !path.exists() && !path.is_absolute());
+    match member {
+        Some(name) if !name.starts_with(SERVE_PREFIX) => {
+            choose_member(&checked_runtime_dir()?, name)
+        }
+        _ => choose(Some(path)),
     }
 }
 

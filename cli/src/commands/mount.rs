@@ -13,6 +13,7 @@ use forebay_engine::client::Client;
 use forebay_fuse::{FuseReply, MountHandle};
 
 use super::daemon::{End, beside, control_runtime, watch_signals};
+use super::drain::lost;
 use super::reports::{DaemonReports, namespace_counts};
 use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
@@ -24,6 +25,7 @@ use crate::control::client::peer_pid;
 use crate::control::report::StatusReport;
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
+use crate::group::draining::DrainReport;
 use crate::group::{Group, GroupPlan};
 use crate::host::EngineConfig;
 use crate::host::engine::CoreDeath;
@@ -132,10 +134,12 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
             log_file: args.log_file.clone().filter(|_| args.daemon),
             ..StatusReport::default()
         };
-        let reports = DaemonReports::start(fixed, &assembly, move || namespace_counts(&namespace));
+        let counts = move || namespace_counts(&namespace);
+        let reports = DaemonReports::start(fixed, &assembly, counts, drained);
         let _entered = runtime.enter();
         let jobs = jobs(&args.source.bucket, &place, &assembly, &handle);
-        let serving = control.serve_also(reports, routes(jobs))?;
+        let drains = crate::group::routes::routes(assembly.group.clone());
+        let serving = control.serve_also(reports, routes(jobs).merge(drains))?;
         caller.ready()?;
         Ok(serving)
     });
@@ -148,6 +152,17 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome.and(stopped)
+}
+
+/// The mount goes on without a share.
+fn drained(report: DrainReport) {
+    match report.refused_blocks {
+        0 => tracing::info!(
+            given_bytes = report.given_bytes,
+            "everything was handed over: from now on this mount only takes"
+        ),
+        _ => tracing::warn!("{}", lost(&report, false)),
+    }
 }
 
 /// The jobs of the mount: warm-ups, checks, evictions.
@@ -192,6 +207,7 @@ fn finish(end: End, handle: &MountHandle<FuseReply>, client: &Client<FuseReply>)
             return result.context("the FUSE session broke");
         }
         End::Signal(name) => name,
+        End::Drained(_) => return Ok(()),
     };
     tracing::info!("{name}: ending the mount");
     unmount(handle);

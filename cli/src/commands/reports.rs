@@ -13,6 +13,7 @@ use crate::cache::{Cache, WatchedCache};
 use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
 use crate::control::server::Reports;
 use crate::group::Group;
+use crate::group::draining::{DrainReport, DrainState};
 use crate::host::core_stats;
 use crate::host::cores::Spin;
 
@@ -31,11 +32,12 @@ pub struct DaemonReports<R: Reply> {
 
 impl<R: Reply> DaemonReports<R> {
     /// Reports of what `assembly` runs from now on, and tells its group how full it is. `fixed` says what it is;
-    /// `namespace` counts names and files.
+    /// `namespace` counts names and files; `drained` is told when this member has handed over what it holds.
     pub fn start(
         fixed: StatusReport,
         assembly: &Assembly<R>,
         namespace: impl Fn() -> NamespaceCounts + Send + Sync + 'static,
+        drained: impl Fn(DrainReport) + Send + Sync + 'static,
     ) -> Arc<Self> {
         let config = assembly.engine.config();
         let spin = match config.cores.spin {
@@ -72,6 +74,15 @@ impl<R: Reply> DaemonReports<R> {
         if let Some(group) = &assembly.group {
             let reports = reports.clone();
             group.publish_usage(move || reports.usage());
+            let client = assembly.engine.client();
+            let cores = client.cores();
+            let counts = move || {
+                let all = core_stats(&client, CORES_TIMEOUT);
+                let mut sum = CoreStats::default();
+                all.iter().for_each(|core| sum.add(core));
+                (all.len() == cores).then_some(sum.handover)
+            };
+            group.watch_handover(cores, counts, drained);
         }
         reports
     }
@@ -81,12 +92,17 @@ impl<R: Reply> DaemonReports<R> {
     /// How full the cache is: the disks, or without any the memory.
     fn usage(&self) -> Usage {
         let status = self.status();
+        let drain = status.group.and_then(|group| group.drain);
+        let runs = |drain: &DrainReport| drain.state == DrainState::Running && drain.counted;
+        let left_bytes = drain.filter(runs).map(|drain| drain.left_bytes);
         match status.disks.is_empty() {
             true => Usage {
+                left_bytes,
                 cached_bytes: status.memory.cached_bytes,
                 capacity_bytes: status.memory.arena_bytes,
             },
             false => Usage {
+                left_bytes,
                 cached_bytes: status.disks.iter().map(|disk| disk.cached_bytes).sum(),
                 capacity_bytes: status.disks.iter().map(|disk| disk.allowed_bytes).sum(),
             },

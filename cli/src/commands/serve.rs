@@ -9,6 +9,7 @@ use forebay_engine::client::Reply;
 use forebay_engine::errors::ReadError;
 
 use super::daemon::{End, beside, control_runtime, watch_signals};
+use super::drain::lost;
 use super::reports::DaemonReports;
 use crate::args::ServeArgs;
 use crate::assembly::{Assembly, engine_config};
@@ -19,10 +20,16 @@ use crate::cache::running::purpose_of_member;
 use crate::control::report::{NamespaceCounts, StatusReport};
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, serve_name, socket_path};
+use crate::group::draining::DrainState;
+use crate::group::routes::routes;
 use crate::group::{Group, GroupPlan};
 use crate::host::engine::CoreDeath;
 use crate::host::run::STOP_TIMEOUT;
 use crate::mounts::file_name_of;
+use crate::units::Bytes;
+
+/// Time for the command that waits for a drain to hear of its end.
+const TELLING: Duration = Duration::from_millis(500);
 
 /// Nobody reads at a member without a mount: its cores answer peers alone.
 #[derive(Debug)]
@@ -98,23 +105,54 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
         log_file: args.log_file.clone().filter(|_| args.daemon),
         ..StatusReport::default()
     };
-    let reports = DaemonReports::start(fixed, &assembly, NamespaceCounts::default);
+    let drained = move |report| drop(sender.send(End::Drained(report)));
+    let reports = DaemonReports::start(fixed, &assembly, NamespaceCounts::default, drained);
     let served = {
         let _entered = runtime.enter();
-        control.serve(reports)?
+        control.serve_also(reports, routes(assembly.group.clone()))?
     };
     caller.ready()?;
     tracing::info!("{name} serves");
-    if let End::Signal(signal) = ends
+    let end = ends
         .recv()
-        .context("nothing watches for signals any more")?
-    {
-        tracing::info!("{signal}: leaving the group");
-    }
+        .context("nothing watches for signals any more")?;
+    let left = leaving(&name, end, assembly.group.as_deref());
     let stopped = assembly.stop(STOP_TIMEOUT);
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
-    stopped
+    stopped.and(left)
+}
+
+/// Says why the member ends. An error when what it was to hand over is not all handed over.
+fn leaving(name: &str, end: End, group: Option<&Group>) -> Result<()> {
+    match end {
+        End::Signal(signal) => {
+            tracing::info!("{signal}: leaving the group");
+            let report = group.map(Group::drain_report).unwrap_or_default();
+            if report.state == DrainState::Running {
+                bail!(
+                    "{name} was ended before it had handed over what it holds: {} in {} blocks are left in its cache \
+                     directory, if it has one; start it again to go on",
+                    Bytes(report.left_bytes),
+                    report.left_blocks
+                );
+            }
+        }
+        End::Drained(report) => {
+            tracing::info!(
+                given_bytes = report.given_bytes,
+                refused_bytes = report.refused_bytes,
+                "everything was offered to other members: leaving the group"
+            );
+            // Whoever asked for it is to hear how it ended.
+            std::thread::sleep(TELLING);
+            if report.refused_blocks > 0 {
+                bail!(lost(&report, true));
+            }
+        }
+        End::Session(_) => {}
+    }
+    Ok(())
 }
 
 /// Opens the cache on disk; a disk that hangs does not keep the member from being given up.

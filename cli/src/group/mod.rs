@@ -5,9 +5,12 @@
 //! | [`plan`] | what the flags ask for, checked |
 //! | [`running`] | the endpoint, the membership and the views, until the end |
 //! | [`report`] | what `status` tells of the group |
+//! | [`draining`], [`routes`] | leaving with everything: started, stopped, watched |
 
+pub mod draining;
 pub mod plan;
 pub mod report;
+pub mod routes;
 pub mod running;
 
 pub use plan::{GroupPlan, Role};

@@ -13,6 +13,7 @@ use forebay_membership::views::GroupView;
 use forebay_transport_tcp::{LinkState, LinkStatus, Refusal};
 use serde::{Deserialize, Serialize};
 
+use super::draining::DrainReport;
 use super::plan::GroupPlan;
 
 /// This node's group.
@@ -46,6 +47,9 @@ pub struct GroupReport {
     pub gossip_dropped: BTreeMap<String, u64>,
     /// Connections refused, by reason.
     pub connections_refused: BTreeMap<String, u64>,
+    /// How far this member is with handing over what it holds; null when that was not asked for.
+    #[serde(default)]
+    pub drain: Option<DrainReport>,
 }
 
 /// One member.
@@ -74,6 +78,9 @@ pub struct MemberReport {
     pub cached_bytes: Option<u64>,
     /// See `cached_bytes`.
     pub capacity_bytes: Option<u64>,
+    /// Bytes that it still has to hand over, when it is draining and has told.
+    #[serde(default)]
+    pub left_bytes: Option<u64>,
     /// Seconds since it was heard of; null when this node does not gossip.
     pub silent_seconds: Option<f64>,
 }
@@ -156,6 +163,7 @@ impl GroupReport {
                 member.silent_seconds = Some(heard.silence.as_secs_f64());
                 member.cached_bytes = heard.usage.map(|usage| usage.cached_bytes);
                 member.capacity_bytes = heard.usage.map(|usage| usage.capacity_bytes);
+                member.left_bytes = heard.usage.and_then(|usage| usage.left_bytes);
             }
         }
         self.add_seeds(&status.seeds);

@@ -15,7 +15,9 @@ use forebay_membership::views::Views;
 use forebay_transport_tcp::{ControlIncoming, Endpoint, EndpointConfig, Key};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
+use tokio::sync::Notify;
 
+use super::draining::{DrainState, Draining};
 use super::plan::{GroupPlan, Role};
 use super::report::GroupReport;
 use crate::host::Peers;
@@ -36,6 +38,12 @@ pub struct Group {
     socket: parking_lot::Mutex<Option<UdpSocket>>,
     addresses: Vec<SocketAddr>,
     joined: OnceLock<Joined>,
+    /// What this member was given when it joined.
+    weight: OnceLock<u32>,
+    pub(super) draining: Draining,
+    pub(super) drain_begins: Arc<Notify>,
+    /// The others are told at once how full this member is.
+    pub(super) usage_due: Arc<Notify>,
 }
 
 /// How views come.
@@ -80,6 +88,10 @@ impl Group {
             socket: parking_lot::Mutex::new(socket),
             addresses,
             joined: OnceLock::new(),
+            weight: OnceLock::new(),
+            draining: Draining::default(),
+            drain_begins: Arc::default(),
+            usage_due: Arc::default(),
         }))
     }
 
@@ -135,12 +147,14 @@ impl Group {
         cache_bytes: u64,
     ) -> Result<gossip::Group> {
         let plan = &self.plan;
+        let weight = plan.weight.unwrap_or_else(|| default_weight(cache_bytes));
+        let _ = self.weight.set(weight);
         let config = gossip::GroupConfig {
             group: plan.group.clone(),
             secret: plan.secret.clone(),
             record: Record {
                 node: plan.node.clone(),
-                weight: plan.weight.unwrap_or_else(|| default_weight(cache_bytes)),
+                weight,
                 cores: u16::try_from(cores).context("too many cores for a group")?,
                 addresses: self.addresses.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -161,10 +175,14 @@ impl Group {
             return;
         }
         let (group, usage) = (Arc::downgrade(self), Arc::new(usage));
+        let at_once = self.usage_due.clone();
         self.runtime.spawn(async move {
             let mut due = tokio::time::interval(USAGE_INTERVAL);
             loop {
-                due.tick().await;
+                tokio::select! {
+                    _ = due.tick() => {}
+                    () = at_once.notified() => {}
+                }
                 let usage = usage.clone();
                 let Ok(usage) = tokio::task::spawn_blocking(move || usage()).await else {
                     return;
@@ -177,6 +195,32 @@ impl Group {
                 }
             }
         });
+    }
+
+    /// The weight that this member joined with.
+    pub(super) fn configured_weight(&self) -> u32 {
+        self.weight.get().copied().unwrap_or_default()
+    }
+
+    /// Tells the others another weight.
+    pub(super) async fn set_weight(&self, weight: u32) -> Result<()> {
+        match self.joined.get() {
+            Some(Joined::Member(group)) => group.set_weight(weight).await,
+            _ => bail!("this node has not joined its group yet"),
+        }
+    }
+
+    /// Whether another member has a weight.
+    pub(super) fn has_heir(&self) -> bool {
+        let view = self.views.newest();
+        view.is_some_and(|view| {
+            let mut members = view.roster.members().iter();
+            members.any(|member| member.id != self.plan.me && member.record.weight > 0)
+        })
+    }
+
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// Says farewell, so that the others stop asking. Takes half a second.
@@ -198,6 +242,8 @@ impl Group {
             }
             None => {}
         }
+        let drain = self.drain_report();
+        report.drain = (drain.state != DrainState::None).then_some(drain);
         report
     }
 }

@@ -97,7 +97,11 @@ impl Daemon {
         bail!(self.ended())
     }
 
-    async fn ask<T: DeserializeOwned>(
+    /// Asks for something else.
+    ///
+    /// # Errors
+    /// When the daemon does not answer, or refuses.
+    pub async fn ask<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,

@@ -15,6 +15,8 @@ use crate::ports::{PeerCore, PeerId, Rng, Time};
 pub(super) enum Reach {
     /// Memory and disk, and what is on its way from disk or origin.
     Here,
+    /// That, and one member that leaves: its bytes are taken over, by id alone.
+    From(PeerId),
     /// Other members, and the origin.
     Group {
         /// For a peer who was passed over, or passed on: as if this node owned the range.
@@ -65,6 +67,13 @@ impl Route {
 
     fn names(&self, peer: PeerId) -> bool {
         self.steps.iter().flatten().any(|step| step.peer == peer)
+    }
+
+    /// One member, for what it holds.
+    pub fn from(peer: PeerId) -> Self {
+        let mut route = Self::default();
+        route.push(peer, How::CachedOnly);
+        route
     }
 
     /// Whom to ask now; nobody: the origin.
@@ -156,6 +165,12 @@ impl Group {
     pub fn owner(&self, slot: Slot) -> Option<PeerId> {
         let placement = self.current.as_ref()?;
         placement.owner(slot).map(|member| member.id)
+    }
+
+    /// Whether this node is a member of weight 0: it owns nothing, and hands over what it has.
+    pub fn is_leaving(&self) -> bool {
+        let me = self.view().and_then(|view| view.member(self.me));
+        me.is_some_and(|member| member.weight == 0)
     }
 
     /// Whether this node owns a slot. A node of its own owns everything.

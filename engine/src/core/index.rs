@@ -390,6 +390,23 @@ impl Index {
         key
     }
 
+    /// Tells `found` of the blocks that have something in memory, of `entries` entries from number `from` on; where to go
+    /// on, nowhere when all were looked at.
+    pub fn blocks_from(
+        &self,
+        from: usize,
+        entries: usize,
+        mut found: impl FnMut(BlockId),
+    ) -> Option<usize> {
+        let end = (from + entries).min(self.blocks.capacity());
+        for block in (from..end).filter_map(|key| self.blocks.get(key)) {
+            if block.present != 0 {
+                found(block.id);
+            }
+        }
+        (end < self.blocks.capacity()).then_some(end)
+    }
+
     pub fn block(&self, key: BlockKey) -> &Block {
         &self.blocks[key]
     }

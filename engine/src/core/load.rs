@@ -214,6 +214,10 @@ impl<P: Platform> Core<P> {
         };
         load.deadline = load.deadline.max(ask.deadline);
         load.reach = load.reach.max(ask.reach);
+        if ask.object.is_named() {
+            // Who goes farther than the one that began it needs the name.
+            load.object = ask.object.clone();
+        }
         load.for_peer |= ask.for_peer;
         if ask.class == Class::Demand && load.class != Class::Demand {
             load.class = Class::Demand;

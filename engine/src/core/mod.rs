@@ -13,6 +13,8 @@
 //! | `fill` | a fill's life: missing sub-blocks on their way from the origin (the single flight) |
 //! | `load` | a load's life: missing sub-blocks on their way from the disk tier |
 //! | `jobs` | warming, counting and dropping what is cached of a range |
+//! | `handover` | a member that leaves: offering what it holds to those who own it now |
+//! | `takeover` | a new owner: fetching what a member that leaves has |
 //! | `keep` | handing what arrived to the disk tier |
 //! | `disk_events` | the disk tier's part of a turn |
 //! | `memory` | buffers, with eviction |
@@ -30,6 +32,7 @@ mod disk_events;
 mod fill;
 mod findings;
 mod group;
+mod handover;
 mod index;
 mod jobs;
 mod keep;
@@ -45,6 +48,7 @@ mod reader;
 mod retry;
 mod s3fifo;
 mod serve;
+mod takeover;
 #[cfg(test)]
 mod tests;
 mod timers;
@@ -58,6 +62,7 @@ use direct::Directs;
 use fill::{FillKey, Fills};
 use findings::Findings;
 use group::{Group, Reach};
+use handover::Handover;
 use index::{Index, StableMap};
 use jobs::{JobKey, Jobs};
 use limit::Ceiling;
@@ -69,6 +74,7 @@ use pull::{PullKey, Pulls};
 use read::Read;
 use reader::Lanes;
 use serve::Serving;
+use takeover::Takes;
 use timers::{Due, Timers};
 
 use crate::arena::{Arena, Share};
@@ -164,6 +170,8 @@ enum Tagged {
     Pull(PullKey),
     Describe(PullKey),
     Job(JobKey, FetchTag),
+    /// A block offered to its new owner.
+    Offer(FetchTag),
     /// Asked of this member.
     Question(LookupKey, PeerId),
 }
@@ -193,6 +201,8 @@ pub struct Core<P: Platform> {
     lookups: Lookups,
     findings: Findings,
     jobs: Jobs,
+    handover: Handover,
+    takes: Takes,
     timers: Timers,
     tags: StableMap<u64, Tagged>,
     stats: CoreStats,
@@ -245,6 +255,8 @@ impl<P: Platform> Core<P> {
             lookups: Lookups::default(),
             findings: Findings::default(),
             jobs: Jobs::default(),
+            handover: Handover::default(),
+            takes: Takes::default(),
             timers: Timers::default(),
             tags: StableMap::default(),
             stats: CoreStats::default(),
@@ -288,6 +300,7 @@ impl<P: Platform> Core<P> {
             self.wake_pulls();
         }
         // The transport sends when it is polled next: there must be another turn before the core sleeps.
+        progressed |= self.go_on_leaving(now);
         progressed |= self.start_pulls(now);
         progressed |= self.flush_answers();
         self.parts.arena.reclaim();
@@ -309,6 +322,7 @@ impl<P: Platform> Core<P> {
             wake_at: self
                 .timers
                 .next()
+                .min(self.handover.wake_at())
                 .min(disk_wake_at)
                 .min(self.parts.transport.wake_at())
                 .min(self.ceilings_wake_at(now))
@@ -340,6 +354,7 @@ impl<P: Platform> Core<P> {
             && self.parts.disk.is_quiet()
             && self.lookups.len() == 0
             && self.jobs.len() == 0
+            && self.takes.len() == 0
             && self.tags.is_empty()
     }
 
@@ -355,6 +370,7 @@ impl<P: Platform> Core<P> {
         stats.evictions = self.index.evictions;
         stats.blocks = self.index.len() as u64;
         stats.disk = self.parts.disk.stats();
+        stats.handover = self.handover_stats();
         if let Some(device) = stats.disk.devices.first_mut() {
             device.fills_dropped += self.keeps_refused.0;
             device.dropped_bytes += self.keeps_refused.1;
@@ -515,6 +531,7 @@ impl<P: Platform> Core<P> {
                 Due::Lookup(key) => self.lookup_due(now, key),
                 Due::Pull(key) => self.pull_due(key),
                 Due::Job(key) => self.job_due(now, key),
+                Due::Take(key) => self.take_due(now, key),
             }
         }
         fired
@@ -523,6 +540,8 @@ impl<P: Platform> Core<P> {
     fn shut_down(&mut self) {
         self.shutting_down = true;
         self.refuse_all_jobs();
+        self.end_handover();
+        self.end_all_takes();
         self.refuse_all_reads();
         self.refuse_all_lookups();
         self.cancel_fills();

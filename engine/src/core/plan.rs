@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Core;
-use super::group::Reach;
+use super::group::{self, Reach};
 use super::index::{Mask, Promise, mask};
 use super::read::Tier;
 use crate::identity::{BlockId, ObjectVersion, Slot};
@@ -136,7 +136,7 @@ impl<P: Platform> Core<P> {
         let demand_end = clip(ask.demand.end);
         let want_end = match ask.reach {
             Reach::Here => demand_end,
-            Reach::Group { .. } => clip(ask.want_end.max(ask.demand.end)),
+            Reach::From(_) | Reach::Group { .. } => clip(ask.want_end.max(ask.demand.end)),
         };
         let mut planned = Planned::default();
         let mut run: Option<(u64, Source)> = None;
@@ -231,7 +231,7 @@ impl<P: Platform> Core<P> {
         let asked = run.start * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
         let planned = match from {
             Source::Disk => self.add_loads(ask, run),
-            Source::Origin if ask.reach != Reach::Here => {
+            Source::Origin if matches!(ask.reach, Reach::Group { .. }) => {
                 self.add_fills(ask, run);
                 Planned {
                     from_origin: true,
@@ -249,9 +249,19 @@ impl<P: Platform> Core<P> {
     /// Sets sub-blocks that are not on this node on their way: from a member that may have them, else from
     /// the origin.
     pub(super) fn bring_from_afar(&mut self, ask: &Ask<'_>, run: Range<u64>) -> Planned {
-        let Reach::Group { forwarded } = ask.reach else {
-            debug_assert!(false, "who may not go farther asks only for what is here");
-            return Planned::default();
+        let forwarded = match ask.reach {
+            Reach::Group { forwarded } => forwarded,
+            Reach::From(peer) => {
+                self.add_pulls(ask, run, group::Route::from(peer));
+                return Planned {
+                    from_peer: true,
+                    ..Planned::default()
+                };
+            }
+            Reach::Here => {
+                debug_assert!(false, "who may not go farther asks only for what is here");
+                return Planned::default();
+            }
         };
         let slot = Slot::of_stripe(ask.object.id, run.start * SUB_BLOCK_BYTES as u64);
         let now = self.now;

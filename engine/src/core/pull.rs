@@ -75,6 +75,7 @@ impl<P: Platform> Core<P> {
                 route,
                 view,
                 forwarded,
+                is_take: matches!(ask.reach, Reach::From(_)),
                 redirected: false,
                 named: 0,
                 missed_owner: false,
@@ -178,7 +179,8 @@ impl<P: Platform> Core<P> {
     /// A new route, if another view has come since the pull's was made.
     fn renew_route(&mut self, key: PullKey) -> bool {
         let view = self.group.digest();
-        let Some(pull) = self.pulls.get(key).filter(|pull| pull.view != view) else {
+        let stale = |pull: &&mut Pull| pull.view != view && !pull.is_take;
+        let Some(pull) = self.pulls.get(key).filter(stale) else {
             return false;
         };
         let (slot, forwarded) = (pull.placement_slot(), pull.forwarded);
@@ -190,7 +192,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// A peer did not answer: what waits for it goes on to the next, or is dropped when nobody waits for it.
-    fn pass_over(&mut self, now: Time, peer: PeerId, in_time: bool) {
+    pub(super) fn pass_over(&mut self, now: Time, peer: PeerId, in_time: bool) {
         self.group.failed(now, peer, in_time, &mut self.parts.rng);
         let (first, last) = (
             PeerCore { peer, core: 0 },
@@ -251,6 +253,9 @@ impl<P: Platform> Core<P> {
         let Some(pull) = self.take_pull(key) else {
             return;
         };
+        if pull.is_take {
+            return self.not_handed_over(pull.block, pull.mask());
+        }
         let bytes = pull.bytes();
         let first = bytes.start / SUB_BLOCK_BYTES as u64;
         let ask = Ask {

@@ -154,7 +154,9 @@ impl<R> Read<R> {
         let sub_bytes = SUB_BLOCK_BYTES as u64;
         // A warm-up has all that it wants on its way at a time.
         let end = match self.reader {
-            Reader::Job(_) => self.offset + u64::from(self.want_bytes.max(self.len_bytes)),
+            Reader::Job(_) | Reader::Take(_) => {
+                self.offset + u64::from(self.want_bytes.max(self.len_bytes))
+            }
             Reader::Front(_) | Reader::Peer(_) => self.end(),
         };
         let subs = end.div_ceil(sub_bytes) - self.offset / sub_bytes;
@@ -228,6 +230,10 @@ impl<P: Platform> Core<P> {
         loop {
             match self.look(&read) {
                 Look::Miss if read.reach == Reach::Here && !self.is_here(&read, true) => {
+                    return self.decline(read);
+                }
+                // The member that leaves was asked, and has it no more.
+                Look::Miss if matches!(read.reach, Reach::From(_)) && read.lost.is_some() => {
                     return self.decline(read);
                 }
                 Look::Miss => {
@@ -348,6 +354,7 @@ impl<P: Platform> Core<P> {
             Reader::Front(_) => {}
             Reader::Peer(_) => return self.serve(read),
             Reader::Job(key) => return self.job_read(self.now, key, Ok(())),
+            Reader::Take(key) => return self.take_read(self.now, key, Ok(())),
         }
         let len = read.len_bytes as usize;
         let mut keys: [Option<BlockKey>; 2] = [None; 2];
@@ -439,6 +446,7 @@ impl<P: Platform> Core<P> {
             Reader::Front(answer) => self.refuse_front(answer, error),
             Reader::Peer(peer) => self.refuse_peer(peer, &error),
             Reader::Job(key) => self.job_read(self.now, key, Err(error)),
+            Reader::Take(key) => self.take_read(self.now, key, Err(error)),
         }
     }
 

@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 use super::jobs::JobKey;
 use super::read::ReadKey;
 use super::serve::PeerReader;
+use super::takeover::TakeKey;
 use crate::client::{Answer, Reply};
 use crate::limits::{HERE_ARENA_SHARE, SERVE_ARENA_SHARE};
 use crate::ports::Class;
@@ -18,6 +19,8 @@ pub(super) enum Reader<R> {
     Peer(PeerReader),
     /// A warm-up on this node.
     Job(JobKey),
+    /// A block that is taken over from a member that leaves.
+    Take(TakeKey),
 }
 
 impl<R: Reply> Reader<R> {
@@ -25,7 +28,7 @@ impl<R: Reply> Reader<R> {
     pub fn data(self, bytes: &[u8]) {
         match self {
             Reader::Front(answer) => answer.data(bytes),
-            Reader::Peer(_) | Reader::Job(_) => {
+            Reader::Peer(_) | Reader::Job(_) | Reader::Take(_) => {
                 debug_assert!(false, "only a front end takes bytes");
             }
         }
@@ -49,7 +52,7 @@ impl<R> Reader<R> {
             (Reader::Front(_), false) => LaneOf::Front,
             (Reader::Peer(_), true) => LaneOf::PeerHere,
             (Reader::Peer(_), false) => LaneOf::Peer,
-            (Reader::Job(_), _) => LaneOf::Job,
+            (Reader::Job(_) | Reader::Take(_), _) => LaneOf::Job,
         }
     }
 

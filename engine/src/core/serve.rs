@@ -8,6 +8,7 @@ mod calls;
 mod names;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 use super::group::Reach;
 use super::index::StableMap;
@@ -15,7 +16,7 @@ use super::read::Read;
 use super::reader::Reader;
 use super::{Core, Tagged};
 use crate::errors::ReadError;
-use crate::identity::Slot;
+use crate::identity::{ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX, SERVE_ARENA_SHARE,
     SUB_BLOCK_BYTES,
@@ -156,6 +157,10 @@ impl<P: Platform> Core<P> {
                         let outcome = result.map(|status| (status, bytes));
                         self.owner_told(now, key, (peer, tag), outcome);
                     }
+                    Some(Tagged::Offer(tag)) => {
+                        let bytes = lease.bytes().get(..len_bytes as usize).unwrap_or_default();
+                        self.offer_answered(now, tag, result.map(|status| (status, bytes)));
+                    }
                     Some(Tagged::Job(key, tag)) => {
                         let bytes = lease.bytes().get(..len_bytes as usize);
                         self.job_told(key, tag, bytes.filter(|_| result == Ok(FetchStatus::Bytes)));
@@ -172,7 +177,7 @@ impl<P: Platform> Core<P> {
                     match ask {
                         PeerAsk::Fetch(fetch) => self.line_up(now, (handle, peer), fetch, deadline),
                         PeerAsk::Call { body, room_bytes } => {
-                            self.take_call(now, (handle, room_bytes), deadline, &body);
+                            self.take_call(now, peer, (handle, room_bytes), deadline, &body);
                         }
                     }
                 }
@@ -257,7 +262,11 @@ impl<P: Platform> Core<P> {
                 (Reach::Group { forwarded }, FetchStatus::NeedName)
             }
         };
-        let object = self.serving.names.version(&fetch);
+        let mut object = self.serving.names.version(&fetch);
+        if fetch.cached_only && object.size_bytes != fetch.size_bytes {
+            // Who takes over a block knows where its object ends only when it ends there.
+            object = Arc::new(ObjectVersion::nameless(fetch.object, fetch.size_bytes));
+        }
         if object.size_bytes != fetch.size_bytes {
             let status = FetchStatus::Failed(PeerFailure::Invalid);
             return self.answer_peer(handle, status, None);
@@ -325,7 +334,9 @@ impl<P: Platform> Core<P> {
                 self.stats.serves_declined += 1;
                 self.answer_peer(peer.handle, status, None);
             }
-            Reader::Front(_) | Reader::Job(_) => self.refuse(read, ReadError::Invalid),
+            Reader::Front(_) | Reader::Job(_) | Reader::Take(_) => {
+                self.refuse(read, ReadError::Invalid);
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use super::jobs::JobKey;
 use super::metadata::LookupKey;
 use super::pull::PullKey;
 use super::read::ReadKey;
+use super::takeover::TakeKey;
 use crate::ports::Time;
 
 /// Whom a timer is for.
@@ -23,6 +24,8 @@ pub(super) enum Due {
     Pull(PullKey),
     /// A job's deadline, or the end of its pause.
     Job(JobKey),
+    /// The same of a block that is taken over.
+    Take(TakeKey),
 }
 
 #[derive(Debug, Default)]

@@ -34,6 +34,8 @@ use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 /// After "no space" the log does not grow for this long.
 const NO_SPACE_PAUSE: Duration = Duration::from_secs(30);
+/// Free regions that are no room: those that reclaim sees to, and one that each stream opens ahead.
+const ROOM_SPARE: usize = super::reclaim::FREE_MIN + 2;
 
 /// How much room the log may take.
 #[derive(Debug)]
@@ -460,6 +462,18 @@ impl<D: BlockDevice> Log<D> {
     /// Whether one more region may take room on the device.
     pub fn may_grow(&self) -> bool {
         self.regions.occupied() < self.allowance.regions_max
+    }
+
+    /// Bytes that it takes before anything must be evicted for them.
+    pub fn room_bytes(&self, tier: &Tier) -> u64 {
+        if !self.is_writable() || tier.is_crowded() || self.must_shrink() {
+            return 0;
+        }
+        let growth = (self.allowance.regions_max).saturating_sub(self.regions.occupied());
+        let spare = self.regions.room(growth).saturating_sub(ROOM_SPARE);
+        // Headers and tables take less than a sixteenth of a region.
+        let bytes = u64::from(self.geometry.region_bytes) / 16 * 15;
+        (spare as u64 * bytes).saturating_sub(tier.writing_bytes as u64)
     }
 
     /// Whether more regions take room than may.

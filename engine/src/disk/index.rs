@@ -67,6 +67,10 @@ pub(crate) struct Extent {
     pub stamp: u8,
     /// Never evicted.
     pub pinned: bool,
+    /// What the last page lacks of a page; not 0 only at an object's end.
+    pub short_bytes: u16,
+    /// The number that the core gave the member that has it too, or 0 (`core::handover`).
+    pub given_to: u16,
 }
 
 impl Extent {
@@ -96,7 +100,7 @@ struct Entry {
 
 impl Entry {
     /// Object 16, index 4, next 4, region 4, page of it 2, first page 2, pages 2 (0: free), stamp 1,
-    /// pinned 1, zero 4.
+    /// pinned 1, short 2, given to 2.
     fn encode(&self) -> [u8; ENTRY_BYTES] {
         let extent = &self.extent;
         let mut out = [0; ENTRY_BYTES];
@@ -109,6 +113,8 @@ impl Entry {
         out[32..34].copy_from_slice(&extent.pages.to_le_bytes());
         out[34] = extent.stamp;
         out[35] = u8::from(extent.pinned);
+        out[36..38].copy_from_slice(&extent.short_bytes.to_le_bytes());
+        out[38..40].copy_from_slice(&extent.given_to.to_le_bytes());
         out
     }
 
@@ -133,6 +139,8 @@ impl Entry {
                 },
                 stamp: bytes[34],
                 pinned: bytes[35] != 0,
+                short_bytes: u16_at(36),
+                given_to: u16_at(38),
             },
             next: u32_at(20),
         }
@@ -239,6 +247,34 @@ impl DiskIndex {
     pub fn iter(&self) -> impl Iterator<Item = Extent> + '_ {
         let live = |extent: &Extent| extent.pages > 0;
         (1..=self.used).map(|id| self.entry(id).extent).filter(live)
+    }
+
+    /// The blocks whose newest extents are among `entries` entries from number `from` on (the first is 1), and where to
+    /// go on; nowhere when all were looked at. What is inserted meanwhile may be passed over.
+    pub fn blocks_from(
+        &self,
+        from: u32,
+        entries: u32,
+        mut found: impl FnMut(BlockId),
+    ) -> Option<u32> {
+        let end = from.saturating_add(entries).min(self.used + 1);
+        for id in from.max(1)..end {
+            let extent = self.entry(id).extent;
+            let leads = |(first, _): (u32, Entry)| first == id;
+            if extent.pages > 0 && self.first_of(extent.block).is_some_and(leads) {
+                found(extent.block);
+            }
+        }
+        (end <= self.used).then_some(end)
+    }
+
+    /// Notes that another member has all extents of a block, too.
+    pub fn set_given(&mut self, block: BlockId, to: u16) {
+        let mut at = self.first_of(block);
+        while let Some((id, entry)) = at {
+            self.change(id, |extent| extent.given_to = to);
+            at = self.next_of(block, entry.next);
+        }
     }
 
     /// The extent that holds `page` and the most pages from there; of equals the newest.

@@ -23,8 +23,8 @@ pub trait Buffers {
 /// The disk tier of one core.
 #[derive(Debug)]
 pub struct Disk<D: BlockDevice> {
-    logs: Vec<Log<D>>,
-    tier: Tier,
+    pub(super) logs: Vec<Log<D>>,
+    pub(super) tier: Tier,
 }
 
 impl<D: BlockDevice> Disk<D> {
@@ -103,7 +103,7 @@ impl<D: BlockDevice> Disk<D> {
         present
     }
 
-    fn is_current(&self, place: super::index::Place) -> bool {
+    pub(super) fn is_current(&self, place: super::index::Place) -> bool {
         self.logs
             .get(usize::from(place.device()))
             .is_some_and(|log| log.is_readable() && log.is_current(place.region()))
@@ -176,7 +176,7 @@ impl<D: BlockDevice> Disk<D> {
     }
 
     /// The device that a block is written to: always the same while the devices are, by their sizes.
-    fn device_for(&self, block: BlockId) -> Option<usize> {
+    pub(super) fn device_for(&self, block: BlockId) -> Option<usize> {
         let weight = |log: &Log<D>| match log.is_writable() || log.is_recovering() {
             true => log.regions.len() as u64 * u64::from(log.geometry.region_bytes),
             false => 0,

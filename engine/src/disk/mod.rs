@@ -9,6 +9,7 @@
 //! | [`layout`] | what lies on a device: superblock, region header, batch header, entry, trailer; encode and decode |
 //! | [`geometry`] | region size, numbers and offsets of regions |
 //! | `log` | the tier as its core sees it |
+//! | `held` | going through what is held, and the room for more: for members that leave |
 //! | `tier` | what the logs of a core share |
 //! | `device` | the log on one device: its operations, its turn, its faults |
 //! | `regions` | which regions are free, which hold what, which goes next |
@@ -30,6 +31,7 @@ mod flush;
 pub mod geometry;
 mod ghosts;
 mod health;
+mod held;
 mod index;
 pub mod layout;
 mod log;
@@ -49,6 +51,7 @@ mod tests;
 mod tier;
 mod writer;
 
+pub use held::Held;
 pub use log::{Buffers, Disk};
 pub use stats::{DeviceState, DeviceStats, DiskStats};
 

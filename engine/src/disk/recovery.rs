@@ -400,6 +400,8 @@ impl<D: BlockDevice> Log<D> {
             place: Place::new(self.number, region, record.region_page as u16),
             stamp: 0,
             pinned: record.pinned,
+            short_bytes: record.short_bytes(),
+            given_to: 0,
         };
         if tier.insert(extent)
             && let Some(recovery) = &mut self.recovery

@@ -209,6 +209,12 @@ impl Regions {
             .count()
     }
 
+    /// Free regions that may be opened, of which at most `growth` take more room on the device; no more than there are.
+    pub fn room(&self, growth: usize) -> usize {
+        let taking = self.free.len().saturating_sub(self.punched);
+        self.free.len().min(taking + self.punched.min(growth))
+    }
+
     /// The region holds nothing any more.
     pub fn release(&mut self, region: u32, punched: bool) {
         let Some(entry) = self.get_mut(region) else {

@@ -61,14 +61,13 @@ impl<D: BlockDevice> Log<D> {
         tier: &mut Tier,
     ) {
         // Forgotten or replaced while it was moved: not brought back.
-        if let Some(old) = old
-            && tier
-                .index
-                .get(old.block, old.first_page, old.place)
-                .is_none()
-        {
-            return;
-        }
+        let given_to = match old {
+            None => 0,
+            Some(old) => match tier.index.get(old.block, old.first_page, old.place) {
+                Some(known) => known.given_to,
+                None => return,
+            },
+        };
         let extent = Extent {
             block: record.block,
             first_page: record.first_page,
@@ -76,6 +75,8 @@ impl<D: BlockDevice> Log<D> {
             place: Place::new(self.number, region, record.region_page as u16),
             stamp: 0,
             pinned: tier.index.extents(record.block).any(|known| known.pinned),
+            short_bytes: record.short_bytes(),
+            given_to,
         };
         if !tier.insert(extent) {
             self.stats.fills_dropped += 1;

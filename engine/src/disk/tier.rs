@@ -32,6 +32,8 @@ pub(super) struct Tier {
     pub has_evicted: bool,
     /// Bytes that staged and running writes of fills hold.
     pub writing_bytes: usize,
+    /// Extents that were ever put in.
+    pub insertions: u64,
     live: [Live; DEVICES_MAX],
     /// How warm each region of each device is.
     heat: Vec<Vec<Heat>>,
@@ -46,6 +48,7 @@ impl Tier {
             events: VecDeque::new(),
             has_evicted: false,
             writing_bytes: 0,
+            insertions: 0,
             live: [Live::default(); DEVICES_MAX],
             heat: Vec::new(),
             config,
@@ -104,6 +107,7 @@ impl Tier {
             .index
             .insert(extent, &mut |gone| subtract(live, heat, &gone));
         if inserted {
+            self.insertions += 1;
             let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
             account.entries += 1;
             account.pages += u64::from(extent.pages);

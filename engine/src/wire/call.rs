@@ -5,10 +5,11 @@ use std::sync::Arc;
 use super::bytes::{Put, Reader};
 use super::{WireError, codes};
 use crate::errors::OriginErrorKind;
-use crate::identity::{Bucket, ObjectVersion, Validator};
+use crate::identity::{BlockId, Bucket, ObjectId, ObjectVersion, Validator};
 use crate::limits::{
     BUCKET_BYTES_MAX, CALL_BYTES_MAX, CONTINUATION_BYTES_MAX, DETAIL_BYTES_MAX, ENDPOINT_BYTES_MAX,
     ETAG_BYTES_MAX, KEY_BYTES_MAX, LIST_PAGE_ENTRIES, OBJECT_BYTES_MAX, STRIPE_BYTES,
+    SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK,
 };
 use crate::ports::{ListEntry, ListPage, ListRequest, ObjectMeta};
 
@@ -60,6 +61,16 @@ pub enum Call {
         /// How many, within one stripe.
         len_bytes: u32,
     },
+    /// The asker leaves and has these sub-blocks: take them over, as their owner, by fetching them from it. Answered by
+    /// `CallAnswer::Taken`. No name is needed.
+    Take {
+        /// Which block.
+        block: BlockId,
+        /// Length of its object where that ends in this block; else the end of the block, which is whole.
+        size_bytes: u64,
+        /// Sub-blocks of the block, one bit each; at least one, all within the object.
+        subs: u64,
+    },
 }
 
 /// The answer to a call that succeeded; a failure is a status.
@@ -86,6 +97,15 @@ pub enum CallAnswer {
         /// In memory or on disk.
         bytes: u64,
     },
+    /// What there is now of what was to be taken over.
+    Taken {
+        /// Sub-blocks of the block that are kept here now, of those asked for.
+        subs: u64,
+        /// Bytes that came for this question; the rest had been there.
+        took_bytes: u64,
+        /// Whether there was room; without, what was not there was not fetched.
+        room: bool,
+    },
 }
 
 const DESCRIBE: u8 = 1;
@@ -94,6 +114,7 @@ const LIST: u8 = 3;
 const WARM: u8 = 4;
 const CHECK: u8 = 5;
 const EVICT: u8 = 6;
+const TAKE: u8 = 7;
 
 impl Call {
     /// The question as it travels. Longer than `CALL_BYTES_MAX` only when a field is longer than the limits
@@ -138,6 +159,17 @@ impl Call {
                 offset,
                 len_bytes,
             } => put_range(&mut out, EVICT, object, *offset, *len_bytes),
+            Call::Take {
+                block,
+                size_bytes,
+                subs,
+            } => {
+                out.u8(TAKE);
+                out.bytes(&block.object.0.to_le_bytes());
+                out.u32(block.index);
+                out.u64(*size_bytes);
+                out.u64(*subs);
+            }
         }
         out.into_boxed_slice()
     }
@@ -163,6 +195,7 @@ impl Call {
                 request: request(&mut reader)?,
             },
             kind @ (WARM | CHECK | EVICT) => ranged(&mut reader, kind)?,
+            TAKE => take(&mut reader)?,
             _ => return Err(WireError::Unknown("question")),
         };
         reader.finish()?;
@@ -203,12 +236,32 @@ fn ranged(reader: &mut Reader<'_>, kind: u8) -> Result<Call, WireError> {
     })
 }
 
+fn take(reader: &mut Reader<'_>) -> Result<Call, WireError> {
+    let block = BlockId {
+        object: ObjectId(u128::from_le_bytes(reader.array("object")?)),
+        index: reader.u32("block")?,
+    };
+    let (size_bytes, subs) = (reader.u64("size")?, reader.u64("sub-blocks")?);
+    let len_bytes = size_bytes.saturating_sub(block.offset());
+    let count = len_bytes.div_ceil(SUB_BLOCK_BYTES as u64);
+    let beyond = |subs: u64| count < SUB_BLOCKS_PER_BLOCK as u64 && subs >> count != 0;
+    if size_bytes > OBJECT_BYTES_MAX || subs == 0 || beyond(subs) {
+        return Err(WireError::Limit("sub-blocks"));
+    }
+    Ok(Call::Take {
+        block,
+        size_bytes,
+        subs,
+    })
+}
+
 const DONE: u8 = 1;
 const HEAD_OK: u8 = 2;
 const HEAD_FAILED: u8 = 3;
 const LIST_OK: u8 = 4;
 const LIST_FAILED: u8 = 5;
 const CACHED: u8 = 6;
+const TAKEN: u8 = 7;
 
 impl CallAnswer {
     /// The answer as it travels. A page that may be too long is cut before by [`super::listing::part`].
@@ -241,6 +294,16 @@ impl CallAnswer {
             CallAnswer::Cached { bytes } => {
                 out.u8(CACHED);
                 out.u64(*bytes);
+            }
+            CallAnswer::Taken {
+                subs,
+                took_bytes,
+                room,
+            } => {
+                out.u8(TAKEN);
+                out.u64(*subs);
+                out.u64(*took_bytes);
+                out.u8(u8::from(*room));
             }
         }
         match out.len() <= room_bytes {
@@ -276,6 +339,11 @@ impl CallAnswer {
             },
             CACHED => CallAnswer::Cached {
                 bytes: reader.u64("bytes")?,
+            },
+            TAKEN => CallAnswer::Taken {
+                subs: reader.u64("sub-blocks")?,
+                took_bytes: reader.u64("bytes")?,
+                room: reader.flag("room")?,
             },
             _ => return Err(WireError::Unknown("answer")),
         };

@@ -62,6 +62,22 @@ fn calls() -> Vec<Call> {
             offset: 32 << 20,
             len_bytes: 8 << 20,
         },
+        Call::Take {
+            block: BlockId {
+                object: ObjectId(7 << 100 | 5),
+                index: 3,
+            },
+            size_bytes: (12 << 20) + 65_537,
+            subs: 0b11,
+        },
+        Call::Take {
+            block: BlockId {
+                object: ObjectId(1),
+                index: 0,
+            },
+            size_bytes: 4 << 20,
+            subs: u64::MAX,
+        },
     ]
 }
 
@@ -89,7 +105,38 @@ fn answers() -> Vec<CallAnswer> {
         list(Ok(ListPage::default()), 0),
         list(Err(failure), 3),
         CallAnswer::Cached { bytes: 1 << 33 },
+        CallAnswer::Taken {
+            subs: 1 << 63 | 1,
+            took_bytes: 65_537,
+            room: false,
+        },
     ]
+}
+
+#[test]
+fn nothing_beyond_an_objects_end_is_taken_over() {
+    let take = |size_bytes, subs| Call::Take {
+        block: BlockId {
+            object: ObjectId(1),
+            index: 1,
+        },
+        size_bytes,
+        subs,
+    };
+    let start = 4 << 20;
+    for (size_bytes, subs, good) in [
+        (start + 1, 1, true),
+        (start + 1, 2, false),
+        (start + 65_536, 1, true),
+        (start + 65_537, 2, true),
+        (start + 65_537, 0, false),
+        (start + 65_537, 4, false),
+        (start, 1, false),
+        (u64::MAX, 1, false),
+    ] {
+        let decoded = Call::decode(&take(size_bytes, subs).encode());
+        assert_eq!(decoded.is_ok(), good, "{size_bytes} {subs:b}");
+    }
 }
 
 #[test]

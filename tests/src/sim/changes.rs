@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_engine::errors::OriginErrorKind;
+use forebay_engine::identity::ObjectVersion;
+use forebay_engine::limits::READ_BYTES_MAX;
 use forebay_engine::placement::Placement;
 use forebay_engine::ports::{Clock, Time};
 
@@ -188,6 +190,13 @@ impl World {
                     self.set_roster(with);
                 }
             }
+            Change::Leave(node) => {
+                self.set_roster(self.roster.without(node));
+                self.kill(node);
+                self.facts.ended(node);
+                self.nodes[node].is_lost = true;
+            }
+            Change::ReadAll(node) => self.read_all(node),
             Change::OriginDown(down) => {
                 let fate = Fate::Fail(OriginErrorKind::Unavailable, 0);
                 self.store.borrow_mut().forced = down.then_some((fate, true));
@@ -228,6 +237,20 @@ impl World {
             self.plan.push(now + span, Event::View(other, life, whole));
         }
         self.facts.views_differed(now, now + span);
+    }
+
+    fn read_all(&mut self, node: usize) {
+        let versions: Vec<Arc<ObjectVersion>> = {
+            let store = self.store.borrow();
+            let keys = store.bucket.keys();
+            let current = keys.filter_map(|key| store.bucket.current(key));
+            current.map(|now| now.version.clone()).collect()
+        };
+        for object in &versions {
+            for offset in (0..object.size_bytes).step_by(READ_BYTES_MAX) {
+                self.read(usize::MAX, node, object, offset, READ_BYTES_MAX as u32, 0);
+            }
+        }
     }
 
     fn overwrite(&mut self, object: usize) {

@@ -118,6 +118,10 @@ pub enum Change {
     Weigh(usize, u32),
     /// The origin answers nothing from now on, or does again.
     OriginDown(bool),
+    /// A member says farewell and ends.
+    Leave(usize),
+    /// A node reads every object, whole.
+    ReadAll(usize),
 }
 
 /// What makes nodes a group.

@@ -254,7 +254,12 @@ impl World {
     }
 
     fn is_quiet(&self) -> bool {
-        self.board.open() == 0 && self.actors.iter().all(Actor::is_done)
+        let changes = self.scenario.changes.iter();
+        let readings = changes.filter(|(_, change)| matches!(change, Change::ReadAll(_)));
+        let last = readings.map(|(after, _)| *after).max().unwrap_or_default();
+        self.board.open() == 0
+            && self.actors.iter().all(Actor::is_done)
+            && self.clock.now() >= Time(0) + last
     }
 
     /// Lets things happen until `goal`, or until nothing can happen any more.

@@ -7,4 +7,5 @@ mod support;
 
 mod cluster;
 mod commands;
+mod leaving;
 mod reading;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forebay_engine::errors::OriginErrorKind;
-use forebay_engine::identity::{Bucket, ObjectId, ObjectVersion, Validator};
+use forebay_engine::identity::{BlockId, Bucket, ObjectId, ObjectVersion, Validator};
 use forebay_engine::ports::{
     Class, FetchStatus, ListEntry, ListPage, ListRequest, ObjectMeta, PeerFailure, PeerFetch,
     PeerId,
@@ -180,6 +180,17 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
                 len_bytes,
             },
         ),
+        (
+            "take",
+            Call::Take {
+                block: BlockId {
+                    object: ObjectId(0x0102_0304),
+                    index: 5,
+                },
+                size_bytes: 21 << 20,
+                subs: 0b101,
+            },
+        ),
     ];
     all.into_iter()
         .map(|(name, call)| (name, call.encode().into_vec()))
@@ -211,6 +222,14 @@ fn answers() -> Vec<(&'static str, Vec<u8>)> {
         ("list-ok", list(Ok(page))),
         ("list-failed", list(Err(failure))),
         ("cached", CallAnswer::Cached { bytes: 4_096 }),
+        (
+            "taken",
+            CallAnswer::Taken {
+                subs: 0b100,
+                took_bytes: 65_536,
+                room: false,
+            },
+        ),
     ];
     all.into_iter()
         .map(|(name, answer)| (name, answer.encode(1 << 20).unwrap()))

@@ -1,5 +1,6 @@
 //! The cache group in `forebay status`.
 
+use crate::group::draining::DrainState;
 use crate::group::report::{GroupReport, LinkReport, MemberReport};
 use crate::output::table;
 use crate::units::Bytes;
@@ -32,6 +33,21 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     }
     if let Some(error) = &group.asking_error {
         rows.push(("views from", format!("nobody: {error}")));
+    }
+    if let Some(drain) = &group.drain {
+        let state = match drain.state {
+            DrainState::None => "none",
+            DrainState::Running => "running",
+            DrainState::Done => "done",
+            DrainState::Stopped => "stopped",
+        };
+        let text = format!(
+            "{state}, {} left, {} handed over, {} without room",
+            Bytes(drain.left_bytes),
+            Bytes(drain.given_bytes),
+            Bytes(drain.refused_bytes)
+        );
+        rows.push(("drain", text));
     }
     for seed in &group.seeds {
         let found = match (&seed.error, seed.addresses) {
@@ -104,7 +120,10 @@ fn member(member: &MemberReport) -> Vec<String> {
     };
     vec![
         member.node.clone(),
-        member.weight.to_string(),
+        match member.left_bytes {
+            Some(left) => format!("{}, {} left", member.weight, Bytes(left)),
+            None => member.weight.to_string(),
+        },
         format!("{:.1} %", member.ring_share * 100.0),
         cached,
         member.cores.to_string(),

@@ -266,7 +266,7 @@ fn told(bytes: &[u8], asked: Time) -> Option<Told<Finding>> {
         CallAnswer::List { result, age_ms } => {
             (result.map(|page| Finding::List(page.into())), age_ms)
         }
-        CallAnswer::Done | CallAnswer::Cached { .. } => return None,
+        CallAnswer::Done | CallAnswer::Cached { .. } | CallAnswer::Taken { .. } => return None,
     };
     let age = Duration::from_millis(age_ms.into());
     Some(Told {

@@ -47,6 +47,8 @@ pub(super) struct Pull {
     /// The view that the route was made from, and whether for a peer that was passed on.
     pub view: u64,
     pub forwarded: bool,
+    /// From a member that leaves: it alone is asked, and the name may be unknown.
+    pub is_take: bool,
     pub redirected: bool,
     pub named: u8,
     /// A member that should have had the bytes did not answer.

@@ -4,7 +4,7 @@ use super::super::Core;
 use super::super::metadata::Question;
 use crate::arena::Share;
 use crate::client::RangeWork;
-use crate::ports::{FetchStatus, Payload, PeerFailure, Platform, RequestHandle, Time};
+use crate::ports::{FetchStatus, Payload, PeerFailure, PeerId, Platform, RequestHandle, Time};
 use crate::wire::call::{Call, CallAnswer};
 
 impl<P: Platform> Core<P> {
@@ -12,6 +12,7 @@ impl<P: Platform> Core<P> {
     pub(super) fn take_call(
         &mut self,
         now: Time,
+        asker: PeerId,
         peer: (RequestHandle, u32),
         deadline: Time,
         body: &[u8],
@@ -64,6 +65,14 @@ impl<P: Platform> Core<P> {
                 let bytes = offset..offset.saturating_add(u64::from(len_bytes));
                 let work = RangeWork::Evict;
                 return self.accept_peer_range(now, peer, work, object, bytes, deadline);
+            }
+            Ok(Call::Take {
+                block,
+                size_bytes,
+                subs,
+            }) => {
+                let offer = (block, size_bytes, subs);
+                return self.accept_take(now, asker, peer, offer, deadline);
             }
             Err(_) => None,
         };

@@ -175,6 +175,7 @@ fn a_former_owner_tells_which_sub_blocks_it_has_or_will_have_from_the_origin() {
     bench.read(7 * SUB, SUB, 0);
     bench.turn();
     bench.view(placement(&[(ME, 0), (OTHERS[0], 1)]));
+    bench.no_offers();
     // What comes from another member is not here: who asks may be the one it comes from.
     bench.read(9 * SUB, SUB, 0);
     bench.turn();
@@ -219,6 +220,7 @@ fn a_former_owner_tells_what_its_disk_holds() {
     bench.settle();
     bench.evict_all();
     bench.view(placement(&[(ME, 0), (OTHERS[0], 1)]));
+    bench.no_offers();
     let request = PeerFetch {
         cached_only: true,
         ..bench.request(12 * MIB, MIB)

@@ -5,6 +5,7 @@ mod disk_faults;
 mod group;
 mod group_faults;
 mod group_once;
+mod handover;
 mod jobs;
 mod mem_device;
 mod memory;

@@ -19,6 +19,8 @@ fn extent(number: u32, first_page: u16, pages: u16, page: u16) -> Extent {
         place: Place::new(3, 17, page),
         stamp: 0,
         pinned: false,
+        short_bytes: 0,
+        given_to: 0,
     }
 }
 
@@ -170,6 +172,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
             place: Place::new(place.0, place.1, place.2),
             stamp,
             pinned,
+            // Any: they only have to come back as they were.
+            short_bytes: u16::from(stamp) << 4,
+            given_to: u16::from(stamp) * 257,
         });
     let step = prop_oneof![
         8 => inserted.prop_map(Step::Insert),
@@ -253,4 +258,26 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn each_block_is_found_once_in_a_walk_and_marked_as_a_whole() {
+    let mut index = DiskIndex::new(64);
+    for number in 0..20 {
+        assert!(kept(&mut index, extent(number, 0, 8, 1)));
+        assert!(kept(&mut index, extent(number, 8, 8, 2)));
+    }
+    index.remove_block(block(3), &mut |_| {});
+    let (mut from, mut found) = (Some(0), Vec::new());
+    while let Some(at) = from {
+        from = index.blocks_from(at, 7, |block| found.push(block));
+    }
+    found.sort();
+    let all = (0..20).filter(|number| *number != 3).map(block);
+    let mut all: Vec<BlockId> = all.collect();
+    all.sort();
+    assert_eq!(found, all);
+    index.set_given(block(5), 9);
+    assert!(index.extents(block(5)).all(|extent| extent.given_to == 9));
+    assert!(index.extents(block(6)).all(|extent| extent.given_to == 0));
 }

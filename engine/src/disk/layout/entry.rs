@@ -34,6 +34,11 @@ impl EntryRecord {
         self.len_bytes.div_ceil(PAGE_BYTES as u32)
     }
 
+    /// What the last page lacks of a page.
+    pub fn short_bytes(&self) -> u16 {
+        (self.pages() * PAGE_BYTES as u32 - self.len_bytes) as u16
+    }
+
     pub(super) fn encode(&self) -> [u8; ENTRY_BYTES] {
         let mut out = [0; ENTRY_BYTES];
         out[..16].copy_from_slice(&self.block.object.0.to_le_bytes());
