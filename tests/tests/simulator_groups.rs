@@ -320,6 +320,22 @@ fn what_is_cached_is_served_while_the_origin_is_down() {
     some(&passed, |run| run.stats.memory_hits + run.stats.group_hits);
 }
 
+/// Another version, another secret: the view names it, and no connection to or from it is let in.
+#[test]
+fn a_member_that_refuses_and_is_refused_is_stood_in_for() {
+    let passed = runs(|seed| with(storm(seed, ms(5_000)), &[(0, Change::Refuse(1))]));
+    some(&passed, |run| run.stats.peer_failures);
+    assert!(passed.iter().all(|run| run.stats.read_timeouts == 0));
+}
+
+/// A thousand times slower than the others: its answers hold their owners' buffers, and nobody else waits for them.
+#[test]
+fn a_slow_receiver_gets_its_bytes_and_holds_up_nobody() {
+    let passed = runs(|seed| with(calm(seed), &[(0, Change::SlowDown(3, 1_000))]));
+    fetched_once(&passed);
+    assert!(passed.iter().all(|run| run.stats.read_timeouts == 0));
+}
+
 #[test]
 fn all_members_restart_one_after_the_other() {
     let restarts = [0, 1, 2].map(|node| {

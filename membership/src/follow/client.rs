@@ -125,26 +125,17 @@ impl<C: Connect> Asker<C> {
         }
     }
 
-    /// One address of each member of the last view, beginning with another one each time; then the seeds.
+    /// The addresses of each member of the last view, beginning with another member each time; then the seeds.
     fn candidates(&mut self) -> Vec<SocketAddr> {
+        self.turn = self.turn.wrapping_add(1);
         let newest = self.views.newest();
         let members = newest.iter().flat_map(|view| view.roster.members());
-        let mut known: Vec<SocketAddr> = members
-            .filter_map(|member| member.record.addresses.first().copied())
-            .collect();
+        let known: Vec<&[SocketAddr]> = members.map(|member| &*member.record.addresses).collect();
+        let mut known = rotated(known, self.turn).concat();
         let seeds: BTreeSet<SocketAddr> = self.seeds.addresses();
-        let mut others: Vec<SocketAddr> = seeds
-            .into_iter()
-            .filter(|seed| !known.contains(seed))
-            .collect();
-        self.turn = self.turn.wrapping_add(1);
-        for list in [&mut known, &mut others] {
-            if !list.is_empty() {
-                let places = self.turn % list.len();
-                list.rotate_left(places);
-            }
-        }
-        known.append(&mut others);
+        let others = seeds.into_iter().filter(|seed| !known.contains(seed));
+        let others = rotated(others.collect(), self.turn);
+        known.extend(others);
         known
     }
 
@@ -194,4 +185,13 @@ impl<C: Connect> Asker<C> {
         self.views.publish(view);
         Ok(())
     }
+}
+
+/// The same, beginning at place `turn`, counted around.
+fn rotated<T>(mut list: Vec<T>, turn: usize) -> Vec<T> {
+    if !list.is_empty() {
+        let places = turn % list.len();
+        list.rotate_left(places);
+    }
+    list
 }

@@ -29,6 +29,12 @@ const LONELY_INTERVAL: Duration = Duration::from_millis(500);
 const LONELY_SEEDS: usize = 8;
 /// and one of them so often ever after: two halves of a group find each other again.
 const SEED_INTERVAL: Duration = Duration::from_secs(5);
+/// Who was silent for so long at the address that gossip uses, its first,
+const RAIL_SILENCE: Duration = Duration::from_secs(3);
+/// is tried at its others, so often
+const RAIL_INTERVAL: Duration = Duration::from_secs(1);
+/// and so many members at a time: in a large group news travels for seconds.
+const RAIL_MEMBERS_MAX: usize = 8;
 /// A namesake is complained of so often.
 const DOUBLE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -47,6 +53,7 @@ pub struct Watcher {
     published: bool,
     seeds_asked: Option<Instant>,
     next_seed: usize,
+    rails_tried: Option<Instant>,
     complained: Option<Instant>,
 }
 
@@ -76,6 +83,7 @@ impl Watcher {
             published: false,
             seeds_asked: None,
             next_seed: 0,
+            rails_tried: None,
             complained: None,
         }
     }
@@ -118,6 +126,7 @@ impl Watcher {
             self.publish_if(self.is_settled(now)).await;
         }
         self.ask_seeds(now);
+        self.try_other_rails(now);
     }
 
     /// Whether it is time for the first view.
@@ -180,6 +189,21 @@ impl Watcher {
         }
     }
 
+    /// A rail may have failed that a member's first address is on.
+    fn try_other_rails(&mut self, now: Instant) {
+        if self
+            .rails_tried
+            .is_some_and(|tried| now - tried < RAIL_INTERVAL)
+        {
+            return;
+        }
+        self.rails_tried = Some(now);
+        for address in other_rails(&self.members.lock()) {
+            // Fails only when gossip has stopped.
+            let _ = self.handle.gossip(address);
+        }
+    }
+
     fn complain(&mut self, now: Instant) {
         if self
             .complained
@@ -192,6 +216,20 @@ impl Watcher {
             );
         }
     }
+}
+
+/// The further addresses of those members that were silent the longest.
+fn other_rails(members: &[MemberStatus]) -> Vec<SocketAddr> {
+    let silent = members.iter().filter(|member| {
+        member.silence >= RAIL_SILENCE && member.listed.record.addresses.len() > 1
+    });
+    let mut silent: Vec<&MemberStatus> = silent.collect();
+    silent.sort_by_key(|member| std::cmp::Reverse(member.silence));
+    silent.truncate(RAIL_MEMBERS_MAX);
+    let further = silent
+        .iter()
+        .flat_map(|member| &member.listed.record.addresses[1..]);
+    further.copied().collect()
 }
 
 fn told(state: &NodeState) -> Option<Told> {
@@ -227,5 +265,47 @@ fn tell_changes(before: &Roster, after: &Roster) {
         .filter(|member| !has(after, member.id))
     {
         tracing::info!(node = member.record.node, "no longer a member");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::listed;
+
+    fn member(node: &str, silence_s: u64, rails: &[&str]) -> MemberStatus {
+        let mut listed = listed("g", node, 1);
+        listed.record.addresses = rails.iter().map(|rail| rail.parse().unwrap()).collect();
+        MemberStatus {
+            listed,
+            silence: Duration::from_secs(silence_s),
+            usage: None,
+        }
+    }
+
+    #[test]
+    fn the_most_silent_are_tried_at_their_other_addresses() {
+        let two = ["192.0.2.1:1", "198.51.100.1:1"];
+        let mut members = vec![
+            member("heard", 2, &two),
+            member("one rail", 9, &two[..1]),
+            member(
+                "silent",
+                4,
+                &["192.0.2.2:1", "198.51.100.2:1", "203.0.113.2:1"],
+            ),
+        ];
+        let rails = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| text.parse().unwrap())
+                .collect::<Vec<SocketAddr>>()
+        };
+        assert_eq!(
+            other_rails(&members),
+            rails(&["198.51.100.2:1", "203.0.113.2:1"])
+        );
+        members.extend((0..RAIL_MEMBERS_MAX).map(|n| member(&format!("lost {n}"), 8, &two)));
+        assert_eq!(other_rails(&members), [rails(&two)[1]; RAIL_MEMBERS_MAX]);
     }
 }

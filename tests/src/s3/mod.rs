@@ -87,7 +87,7 @@ pub struct EmbeddedS3 {
     store: Arc<Store>,
     counting: Arc<Counting>,
     faults: Arc<Faults>,
-    runtime: Option<tokio::runtime::Runtime>,
+    runtime: parking_lot::Mutex<Option<tokio::runtime::Runtime>>,
 }
 
 impl EmbeddedS3 {
@@ -134,8 +134,21 @@ impl EmbeddedS3 {
             store,
             counting,
             faults,
-            runtime: Some(runtime),
+            runtime: parking_lot::Mutex::new(Some(runtime)),
         })
+    }
+
+    /// Ends the server: its port is closed, connections break. What it counted can still be read.
+    pub fn stop(&self) {
+        // Hanging requests would keep an orderly shutdown waiting for ever.
+        if let Some(runtime) = self.runtime.lock().take() {
+            runtime.shutdown_background();
+        }
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 
     /// The endpoint's URL, for example `http://127.0.0.1:41234`.
@@ -205,9 +218,6 @@ impl EmbeddedS3 {
 
 impl Drop for EmbeddedS3 {
     fn drop(&mut self) {
-        // Hanging requests would keep an orderly shutdown waiting for ever.
-        if let Some(runtime) = self.runtime.take() {
-            runtime.shutdown_background();
-        }
+        self.stop();
     }
 }

@@ -182,6 +182,8 @@ impl World {
                 self.network.partition(peer_of(from), peer_of(to), cut);
             }
             Change::Isolate(node, span) => self.isolate(node, span),
+            Change::Refuse(node) => self.network.set_refused(peer_of(node), true),
+            Change::SlowDown(node, times) => self.network.slow_down(peer_of(node), times),
             Change::Weigh(node, weight) => {
                 self.nodes[node].plan.weight = Some(weight);
                 if let Some(member) = self.roster.0.get(&node) {

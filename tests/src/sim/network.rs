@@ -129,6 +129,10 @@ struct Net {
     partitions: BTreeSet<(PeerId, PeerId)>,
     /// Hosts that do not even refuse.
     silent: BTreeSet<PeerId>,
+    /// Members that let nobody in and are let in by nobody: of another version, with another secret.
+    refused: BTreeSet<PeerId>,
+    /// Hosts whose lines are so many times slower, for what they receive.
+    slow: BTreeMap<PeerId, u32>,
     plan: Schedule<Happening>,
     handles: u64,
     unflushed: BTreeSet<FetchKey>,
@@ -174,6 +178,8 @@ impl SimNetwork {
             asked: BTreeMap::new(),
             partitions: BTreeSet::new(),
             silent: BTreeSet::new(),
+            refused: BTreeSet::new(),
+            slow: BTreeMap::new(),
             plan: Schedule::default(),
             handles: 0,
             unflushed: BTreeSet::new(),
@@ -230,9 +236,25 @@ impl SimNetwork {
         };
     }
 
+    /// A member refuses all others and is refused by them, from now on or not any more.
+    pub fn set_refused(&self, member: PeerId, refused: bool) {
+        let mut net = self.0.borrow_mut();
+        match refused {
+            true => net.refused.insert(member),
+            false => net.refused.remove(&member),
+        };
+    }
+
+    /// What a host receives takes so many times as long.
+    pub fn slow_down(&self, host: PeerId, times: u32) {
+        self.0.borrow_mut().slow.insert(host, times);
+    }
+
     /// Nothing goes wrong from now on.
     pub fn heal(&self) {
         let mut net = self.0.borrow_mut();
+        net.refused.clear();
+        net.slow.clear();
         net.profile.faults = NetFaults::default();
         net.partitions.clear();
     }
@@ -336,7 +358,7 @@ impl Transport for SimTransport {
                     status,
                     payload,
                 };
-                let at = net.arrival();
+                let at = net.landing(asker);
                 net.plan.push(at, Happening::Lands(landing));
             }
         }
@@ -451,6 +473,13 @@ impl Net {
         self.clock.now() + Duration::from_nanos(nanos) * late
     }
 
+    /// When an answer is there.
+    fn landing(&mut self, asker: Option<FetchKey>) -> Time {
+        let (now, at) = (self.clock.now(), self.arrival());
+        let times = asker.and_then(|key| self.slow.get(&key.0.at.peer));
+        now + at.since(now) * times.copied().unwrap_or(1)
+    }
+
     fn ask(
         &mut self,
         key: FetchKey,
@@ -461,7 +490,10 @@ impl Net {
     ) {
         self.tell_question(key, peer, &question);
         let at = self.arrival();
-        let first = match self.inboxes.contains_key(&peer) {
+        let refused = [key.0.at.peer, peer.peer]
+            .iter()
+            .any(|end| self.refused.contains(end));
+        let first = match self.inboxes.contains_key(&peer) && !refused {
             true => Happening::Arrives(key),
             false => Happening::Broken(key, TransportError::Unreachable),
         };

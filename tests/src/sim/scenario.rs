@@ -114,6 +114,10 @@ pub enum Change {
     Cut(usize, usize, bool),
     /// A node and all others do not hear each other for so long.
     Isolate(usize, Duration),
+    /// A node refuses all others and is refused by them, though all agree on the view: another version, another secret.
+    Refuse(usize),
+    /// What a node receives takes so many times as long.
+    SlowDown(usize, u32),
     /// A member's weight.
     Weigh(usize, u32),
     /// The origin answers nothing from now on, or does again.

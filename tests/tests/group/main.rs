@@ -8,4 +8,7 @@ mod support;
 mod cluster;
 mod commands;
 mod leaving;
+mod partitions;
+mod pressure;
 mod reading;
+mod strangers;
