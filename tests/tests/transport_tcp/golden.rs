@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use forebay_engine::client::RangeWork;
 use forebay_engine::errors::OriginErrorKind;
 use forebay_engine::identity::{Bucket, ObjectId, ObjectVersion, Validator};
 use forebay_engine::ports::{
@@ -146,7 +147,8 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "warm",
-            Call::Warm {
+            Call::Range {
+                work: RangeWork::Warm,
                 object: object.clone(),
                 offset,
                 len_bytes,
@@ -154,7 +156,8 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "check",
-            Call::Check {
+            Call::Range {
+                work: RangeWork::Check,
                 object: object.clone(),
                 offset,
                 len_bytes,
@@ -162,7 +165,17 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "evict",
-            Call::Evict {
+            Call::Range {
+                work: RangeWork::Evict,
+                object: object.clone(),
+                offset,
+                len_bytes,
+            },
+        ),
+        (
+            "kept",
+            Call::Range {
+                work: RangeWork::Kept,
                 object,
                 offset,
                 len_bytes,
