@@ -14,6 +14,7 @@ use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusR
 use crate::control::server::Reports;
 use crate::group::Group;
 use crate::group::draining::{DrainReport, DrainState};
+use crate::group::stats::{GroupCounts, GroupStats, TellCounts};
 use crate::host::core_stats;
 use crate::host::cores::Spin;
 
@@ -72,6 +73,7 @@ impl<R: Reply> DaemonReports<R> {
             fixed,
         });
         if let Some(group) = &assembly.group {
+            group.tell_counts(counts_of(&reports));
             let reports = reports.clone();
             group.publish_usage(move || reports.usage());
             let client = assembly.engine.client();
@@ -140,6 +142,20 @@ impl<R: Reply> Reports for DaemonReports<R> {
             self.since.elapsed().as_secs_f64(),
         )
     }
+
+    fn group_stats(&self) -> Option<GroupStats> {
+        let group = self.group.as_ref()?;
+        Some(group.stats(GroupCounts::from(&self.stats())))
+    }
+}
+
+/// What this node tells others of its counters. It does not keep the reports, which keep the group.
+fn counts_of<R: Reply>(reports: &Arc<DaemonReports<R>>) -> TellCounts {
+    let reports = Arc::downgrade(reports);
+    Arc::new(move || {
+        let reports = reports.upgrade()?;
+        Some(GroupCounts::from(&reports.stats()))
+    })
 }
 
 /// A mount's names and files.

@@ -13,6 +13,7 @@ use tokio::net::UnixStream;
 
 use super::report::{StatsReport, StatusReport};
 use super::sockets::{self, is_alive};
+use crate::group::stats::GroupStats;
 
 /// Longest wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,16 +53,27 @@ impl ControlClient {
         self.get("/stats")
     }
 
+    /// What its group did; none for a node on its own.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn group_stats(&self) -> Result<Option<GroupStats>> {
+        self.get_within("/group-stats", 2 * ANSWER_TIMEOUT)
+    }
+
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.get_within(path, ANSWER_TIMEOUT)
+    }
+
+    fn get_within<T: DeserializeOwned>(&self, path: &str, within: Duration) -> Result<T> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start a tokio runtime")?;
-        let answer = runtime.block_on(async {
-            tokio::time::timeout(ANSWER_TIMEOUT, fetch(&self.socket, path)).await
-        });
+        let answer = runtime
+            .block_on(async { tokio::time::timeout(within, fetch(&self.socket, path)).await });
         let body = answer
-            .unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))
+            .unwrap_or_else(|_| bail!("no answer within {} s", within.as_secs()))
             .with_context(|| format!("the daemon at {} does not answer", self.socket.display()))?;
         serde_json::from_slice(&body).with_context(|| {
             format!(
@@ -110,17 +122,27 @@ async fn fetch(socket: &Path, path: &str) -> Result<Bytes> {
 
 /// The daemons of `dir` that answer, by mount point; sockets of killed daemons are passed over.
 pub fn living(dir: &Path) -> Vec<(ControlClient, StatusReport)> {
-    let clients = sockets::sockets(dir)
+    let sockets = sockets::sockets(dir)
         .into_iter()
-        .filter(|socket| is_alive(socket))
-        .map(ControlClient::new);
-    let mut daemons: Vec<_> = clients
-        .filter_map(|client| match client.status() {
-            Ok(status) => Some((client, status)),
-            Err(error) => {
+        .filter(|socket| is_alive(socket));
+    // At the same time: some may hang.
+    let asking: Vec<_> = sockets
+        .map(|socket| {
+            std::thread::spawn(move || {
+                let client = ControlClient::new(socket);
+                client.status().map(|status| (client, status))
+            })
+        })
+        .collect();
+    let mut daemons: Vec<_> = asking
+        .into_iter()
+        .filter_map(|asked| match asked.join() {
+            Ok(Ok(daemon)) => Some(daemon),
+            Ok(Err(error)) => {
                 eprintln!("forebay: {error:#}");
                 None
             }
+            Err(_) => None,
         })
         .collect();
     daemons.sort_by_key(|(_, status)| status.name());

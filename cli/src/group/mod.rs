@@ -6,12 +6,14 @@
 //! | [`running`] | the endpoint, the membership and the views, until the end |
 //! | [`report`] | what `status` tells of the group |
 //! | [`draining`], [`routes`] | leaving with everything: started, stopped, watched |
+//! | [`stats`] | what `stats --group` tells: every member's counters |
 
 pub mod draining;
 pub mod plan;
 pub mod report;
 pub mod routes;
 pub mod running;
+pub mod stats;
 
 pub use plan::{GroupPlan, Role};
 pub use running::Group;

@@ -162,8 +162,8 @@ impl<P: Platform> Core<P> {
                         self.offer_answered(now, tag, result.map(|status| (status, bytes)));
                     }
                     Some(Tagged::Job(key, tag)) => {
-                        let bytes = lease.bytes().get(..len_bytes as usize);
-                        self.job_told(key, tag, bytes.filter(|_| result == Ok(FetchStatus::Bytes)));
+                        let bytes = lease.bytes().get(..len_bytes as usize).unwrap_or_default();
+                        self.job_told(key, tag, result.map(|status| (status, bytes)));
                     }
                     _ => debug_assert!(false, "{tag:?} is nobody's"),
                 },

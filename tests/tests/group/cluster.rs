@@ -14,7 +14,10 @@ use forebay_tests::s3::Options;
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::support::{COMMAND_TIMEOUT, Place, Running, eventually, is_running, pattern, send};
+use super::owners::Stored;
+use super::support::{
+    COMMAND_TIMEOUT, Place, Running, eventually, is_running, json, pattern, send,
+};
 
 /// The group's name in all tests.
 pub const GROUP: &str = "g";
@@ -191,14 +194,15 @@ impl Cluster {
     /// Starts all members at once and waits until each knows all.
     #[track_caller]
     pub fn serve_all(&self) {
-        self.serve_all_with(&[]);
+        self.serve_all_with(|_| &[]);
     }
 
     /// The same, with more flags for each.
     #[track_caller]
-    pub fn serve_all_with(&self, more: &[&str]) {
-        let start =
-            |name: &String| Running::start(&mut self.command(name, &self.serve_args(name, more)));
+    pub fn serve_all_with<'a>(&self, more: impl Fn(&str) -> &'a [&'a str]) {
+        let start = |name: &String| {
+            Running::start(&mut self.command(name, &self.serve_args(name, more(name))))
+        };
         let starts: Vec<Running> = self.names.iter().map(start).collect();
         starts
             .into_iter()
@@ -263,6 +267,26 @@ impl Cluster {
         let pid = self.status(name).expect("the member answers").pid;
         send(pid, Signal::KILL);
         eventually("the killed member is gone", || !is_running(pid));
+    }
+
+    /// Starts the members but one, which mounts the bucket at `m` as a member; waits until each knows all.
+    #[track_caller]
+    pub fn serve_all_and_mount(&self, name: &str) -> std::path::PathBuf {
+        for other in self.names.iter().filter(|other| *other != name) {
+            self.serve(other, &[]);
+        }
+        let path = self.place.dir("m");
+        // All that a member's arguments say, but of another command.
+        let args = self.serve_args(name, &[]);
+        let args = args.iter().map(String::as_str);
+        let args: Vec<&str> = args.filter(|arg| *arg != "--background").skip(2).collect();
+        self.place
+            .run(&[&["mount", "s3://bucket", "m"][..], &args].concat())
+            .ok();
+        let all: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        let others: Vec<&str> = all.iter().copied().filter(|other| *other != name).collect();
+        self.until_members_of(&others, &all);
+        path
     }
 
     /// Mounts the bucket at `m` as a client that only takes.
@@ -334,7 +358,7 @@ impl Cluster {
     /// `status --json` of what `name` names.
     pub fn json(&self, name: &str) -> Value {
         let text = self.place.run(&["status", name, "--json"]).ok().text();
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+        json(&text)
     }
 }
 
@@ -357,12 +381,21 @@ pub fn write_secret(place: &Place, name: &str, text: &str) -> String {
 
 /// Objects `name-N` of these lengths, each with other bytes.
 pub fn put_objects(place: &Place, name: &str, lengths: &[usize]) -> u64 {
-    for (n, len) in lengths.iter().enumerate() {
-        place
-            .server
-            .put("bucket", format!("{name}-{n}"), pattern(*len, n as u8 + 1));
-    }
-    lengths.iter().map(|len| *len as u64).sum()
+    let stored = store_objects(place, name, lengths);
+    stored.iter().map(|object| object.len_bytes).sum()
+}
+
+/// The same; which they are.
+pub fn store_objects(place: &Place, name: &str, lengths: &[usize]) -> Vec<Stored> {
+    let put = |(n, len): (usize, &usize)| {
+        let (key, bytes) = (format!("{name}-{n}"), pattern(*len, n as u8 + 1));
+        Stored {
+            etag: place.server.put("bucket", &key, bytes),
+            key,
+            len_bytes: *len as u64,
+        }
+    };
+    lengths.iter().enumerate().map(put).collect()
 }
 
 /// Reads them all past the kernel's page cache, and compares every byte.

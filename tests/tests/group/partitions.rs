@@ -45,7 +45,7 @@ fn read_all(cluster: &Cluster, path: &Path) -> u64 {
 /// Three members that hold all objects among them. Returns the objects' bytes.
 fn warm(cluster: &Cluster, more: &[&str]) -> u64 {
     let total = put_objects(&cluster.place, "o", &LENGTHS);
-    cluster.serve_all_with(more);
+    cluster.serve_all_with(|_| more);
     let path = cluster.mount_as("w", &[]);
     let cost = read_all(cluster, &path);
     assert!(

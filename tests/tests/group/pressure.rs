@@ -72,7 +72,7 @@ fn what_is_cached_is_served_while_the_origin_is_stopped() {
     }
     let cluster = Cluster::new(3);
     put_objects(&cluster.place, "o", &LENGTHS);
-    cluster.serve_all_with(&WITHOUT_ORIGIN);
+    cluster.serve_all_with(|_| &WITHOUT_ORIGIN);
     let path = cluster.mount_as("w", &[]);
     read_objects(&path, "o", &LENGTHS);
     cluster.unmount("w");
