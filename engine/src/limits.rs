@@ -181,6 +181,8 @@ pub const DEVICE_READ_MS_MAX: u64 = 1_000;
 pub const DEVICE_WRITE_S_MAX: u64 = 60;
 /// So is a device of whose reads for recovery none ends for so many seconds.
 pub const DEVICE_RECOVERY_READ_S_MAX: u64 = 60;
+/// And so is one of whose reads for reclaim none ends for so many seconds: without them no room is made any more.
+pub const DEVICE_RECLAIM_READ_S_MAX: u64 = 60;
 /// Faults after which a device is retired; one is forgiven every [`DEVICE_FAULT_FORGIVEN_S`].
 pub const DEVICE_FAULTS_MAX: u32 = 64;
 /// One fault is forgiven in so many seconds.

@@ -5,6 +5,7 @@
 //! | `file` | [`UringFile`]: opened once, with `O_DIRECT` where that works; shared by all cores |
 //! | `device` | [`UringDevice`]: one core's queue pair, the engine's `BlockDevice` |
 //! | `ring` | the ring and the buffers that the kernel has: the only unsafe code |
+//! | `patience` | how long what is dropped is waited for |
 //! | `setup` | a ring as good as this kernel has one |
 //! | `fixed` | which registered buffer an address lies in |
 //! | `errno` | what an errno of a disk means to the engine |
@@ -18,11 +19,12 @@ mod device;
 mod errno;
 mod file;
 mod fixed;
+mod patience;
 #[allow(unsafe_code)]
 mod ring;
 mod setup;
 
 pub use device::{DEPTH_MAX, UringDevice};
 pub use file::{OpenError, OpenOptions, UringFile};
-pub use ring::DROP_WAIT;
+pub use patience::{DROP_WAIT, DROP_WAIT_MIN};
 pub use setup::SetupError;

@@ -19,9 +19,8 @@ use slab::Slab;
 
 use crate::file::UringFile;
 use crate::fixed::FixedBuffers;
+use crate::patience::{self, DROP_WAIT};
 
-/// How long a dropped ring waits for what is under way, before it leaks the buffers.
-pub const DROP_WAIT: Duration = Duration::from_secs(5);
 /// The registered file's number.
 const FILE: Fixed = Fixed(0);
 /// `BLOCK_URING_CMD_DISCARD` of `linux/blkdev.h`: number 0 of type 0x12, without argument.
@@ -329,8 +328,7 @@ impl Ring {
     }
 
     /// Waits until the kernel has given everything back. False when it has not in time.
-    fn drain(&mut self, within: Duration) -> bool {
-        let deadline = Instant::now() + within;
+    fn drain(&mut self, deadline: Instant) -> bool {
         loop {
             while self.next().is_some() {}
             if self.slots.is_empty() {
@@ -356,9 +354,9 @@ impl Drop for Ring {
             .uring
             .submitter()
             .register_sync_cancel(Some(Timespec::new()), CancelBuilder::any().all());
-        if !self.drain(DROP_WAIT) {
+        if !patience::wait_with(|until| self.drain(until)) {
             tracing::error!(
-                "{} disk operations did not end within {DROP_WAIT:?}: their buffers are lost until the \
+                "{} disk operations do not end ({DROP_WAIT:?} were waited for all disks): their buffers are lost until the \
                  process ends",
                 self.slots.len()
             );

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::arena::{Arena, Frozen, Share};
 use forebay_engine::limits::PAGE_BYTES;
 use forebay_engine::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, DeviceTag};
-use forebay_nvme_uring::{OpenError, OpenOptions, UringDevice, UringFile};
+use forebay_nvme_uring::{DROP_WAIT, OpenError, OpenOptions, UringDevice, UringFile};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 const CAPACITY_BYTES: u64 = 8 << 20;
@@ -354,4 +354,68 @@ fn reading_only_changes_nothing() {
         std::fs::metadata(dir.path().join("disk")).unwrap().len(),
         CAPACITY_BYTES
     );
+}
+
+/// Undoes what a command did, in the end.
+struct Undo([String; 3]);
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        let [command, option, path] = &self.0;
+        let _ = std::process::Command::new(command)
+            .args([option, path])
+            .status();
+    }
+}
+
+fn works(command: &str, args: &[&str]) -> bool {
+    let output = std::process::Command::new(command).args(args).output();
+    output.is_ok_and(|output| output.status.success())
+}
+
+/// Writes to a frozen file system wait in the kernel, and cannot be cancelled.
+#[test]
+fn queue_pairs_that_hang_are_waited_for_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let [image, at] = ["image", "at"].map(|name| dir.path().join(name));
+    std::fs::File::create(&image)
+        .unwrap()
+        .set_len(64 << 20)
+        .unwrap();
+    std::fs::create_dir(&at).unwrap();
+    let [image, mounted] = [&image, &at].map(|path| path.display().to_string());
+    if !works("mkfs.ext4", &["-q", "-F", &image])
+        || !works("mount", &["-o", "loop", &image, &mounted])
+    {
+        eprintln!("SKIPPED: no mkfs.ext4, or no right to mount: disks that hang were not tried");
+        return;
+    }
+    let _unmount = Undo(["umount", "-l", &mounted].map(str::to_owned));
+    let mut arena = Arena::new(16 << 20).unwrap();
+    let mut devices: Vec<UringDevice> = (0..3)
+        .map(|n| {
+            let file = UringFile::open(&at.join(n.to_string()), &options()).unwrap();
+            file.queue_pair(arena.addresses(), 8).unwrap()
+        })
+        .collect();
+    assert!(works("fsfreeze", &["-f", &mounted]));
+    let thaw = Undo(["fsfreeze", "-u", &mounted].map(str::to_owned));
+    for device in &mut devices {
+        let bytes = frozen(&mut arena, 1, 64 << 10);
+        let op = DeviceOp::Write {
+            tag: DeviceTag(1),
+            offset_bytes: 0,
+            bytes,
+        };
+        device.submit(op).unwrap();
+        device.commit();
+    }
+    let start = Instant::now();
+    drop(devices);
+    let took = start.elapsed();
+    assert!(
+        took >= DROP_WAIT && took < DROP_WAIT + Duration::from_secs(2),
+        "{took:?}"
+    );
+    drop(thaw);
 }

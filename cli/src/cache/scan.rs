@@ -4,9 +4,9 @@ use anyhow::Result;
 use forebay_engine::checksum::BlockSeed;
 use forebay_engine::disk::geometry::Geometry;
 use forebay_engine::disk::layout::{
-    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, chain_of, decode_checksums,
-    decode_entries,
+    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, decode_checksums, decode_entries,
 };
+use forebay_engine::disk::walk::Walk;
 use forebay_engine::limits::{CHUNK_BYTES, PAGE_BYTES};
 use forebay_engine::ports::BlockDevice;
 
@@ -180,7 +180,7 @@ impl<D: BlockDevice> Scanner<D> {
     }
 
     fn behind(&mut self, number: u32) -> Behind {
-        let batch = self.batch(number, 1).map(|(batch, ..)| batch);
+        let batch = self.first_batch(number);
         let batch = batch.filter(|batch| batch.region == number);
         let page = self.pages(number, self.geometry.trailer_page(), 1).ok();
         let trailer = page.and_then(|page| Trailer::decode(self.log, &page));
@@ -248,39 +248,36 @@ impl<D: BlockDevice> Scanner<D> {
 
     /// Goes from batch header to batch header.
     fn walk(&mut self, header: &RegionHeader, with_checksums: bool, region: &mut Region) {
-        let (mut page, mut chain) = (1, header.chain(self.log));
-        region.checksums = vec![0];
-        while let Some((batch, header_pages, next_chain)) = self.batch(region.number, page) {
-            let follows = batch.region == region.number
-                && batch.generation == header.generation
-                && batch.page == page
-                && batch.chain == chain;
-            let end = page + header_pages + batch.data_pages;
-            if !follows || end > self.geometry.checksum_table_page() {
-                break;
-            }
-            region.entries.extend_from_slice(&batch.entries);
-            if with_checksums {
-                let headers = std::iter::repeat_n(0, header_pages as usize);
-                region.checksums.extend(headers);
-                region.checksums.extend_from_slice(&batch.checksums);
-            }
-            (page, chain) = (end, next_chain);
+        let mut walk = Walk::new(self.log, self.geometry, *header);
+        while let Some((page, pages)) = walk.needs() {
+            let bytes = self.pages(region.number, page, pages);
+            walk.take(&bytes.unwrap_or_default());
+        }
+        region
+            .troubles
+            .extend(walk.damaged().iter().map(|page| {
+                format!(
+                    "the batch at page {page} has a damaged header, or one that was being written when the machine \
+                     stopped: what lay in it is lost, and comes from S3 again"
+                )
+            }));
+        let (entries, checksums) = walk.into_parts();
+        region.entries = entries;
+        if with_checksums {
+            region.checksums = checksums;
         }
     }
 
-    /// The batch header at `page`, its length in pages, and the chain that the next one carries.
-    fn batch(&mut self, region: u32, page: u32) -> Option<(BatchHeader, u32, u64)> {
-        let limit = self.geometry.checksum_table_page();
-        let first = (page < limit).then(|| self.pages(region, page, 1))?.ok()?;
+    /// The first batch of a region.
+    fn first_batch(&mut self, region: u32) -> Option<BatchHeader> {
+        let first = self.pages(region, 1, 1).ok()?;
         let header_pages = BatchHeader::peek(self.log, &first)?.header_pages as u32;
         let bytes = match header_pages {
             1 => first,
-            _ if page + header_pages > limit => return None,
-            _ => self.pages(region, page, header_pages).ok()?,
+            _ if 1 + header_pages > self.geometry.checksum_table_page() => return None,
+            _ => self.pages(region, 1, header_pages).ok()?,
         };
-        let batch = BatchHeader::decode(self.log, &bytes)?;
-        Some((batch, header_pages, chain_of(&bytes)))
+        BatchHeader::decode(self.log, &bytes)
     }
 
     /// Reads every page of every entry of `region`, which was read with its checksums, and tells how

@@ -313,10 +313,11 @@ fn one_device(device: &DeviceCounts) -> String {
             device.write_errors
         ),
         format!(
-            "  recovery  {} entries in {}, {} read",
+            "  recovery  {} entries in {}, {} read, damaged batches {}",
             device.recovered_entries,
             show_duration(recovery),
-            bytes(device.recovery_bytes)
+            bytes(device.recovery_bytes),
+            device.batches_damaged
         ),
     ];
     lines.join("\n") + "\n"

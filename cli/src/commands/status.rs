@@ -180,6 +180,12 @@ fn disk_line(disk: &DiskStatus) -> String {
             Bytes(disk.allowed_bytes)
         ));
     }
+    if disk.batches_damaged > 0 {
+        text.push_str(&format!(
+            "; {} damaged batches found at start",
+            disk.batches_damaged
+        ));
+    }
     if disk.buffered {
         text.push_str("; through the page cache, there is no O_DIRECT");
     }

@@ -23,6 +23,8 @@ pub struct DiskStatus {
     pub cached_bytes: u64,
     /// Entries (parts of objects) that are cached.
     pub entries: u64,
+    /// Batches that the last start found damaged: what lay in them comes from S3 again.
+    pub batches_damaged: u64,
     /// Whether reads and writes go through the page cache, because there is no O_DIRECT.
     pub buffered: bool,
 }
@@ -35,6 +37,7 @@ impl DiskStatus {
             let (state, why) = state_of(&known.state);
             (self.state, self.why) = (state.to_owned(), why.to_owned());
             (self.cached_bytes, self.entries) = (known.live_bytes, known.entries);
+            self.batches_damaged = known.batches_damaged;
         }
         self
     }
@@ -131,6 +134,8 @@ pub struct DeviceCounts {
     pub recovery_bytes: u64,
     /// Seconds that took.
     pub recovery_seconds: f64,
+    /// As in `status`.
+    pub batches_damaged: u64,
 }
 
 impl From<&DiskStats> for DiskCounts {
@@ -184,6 +189,7 @@ impl From<&DeviceStats> for DeviceCounts {
             recovered_entries: device.recovered_entries,
             recovery_bytes: device.recovery_bytes,
             recovery_seconds: device.recovery_ns as f64 / 1e9,
+            batches_damaged: device.batches_damaged,
         }
     }
 }

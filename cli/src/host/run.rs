@@ -4,9 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use forebay_engine::core::{Budget, Core, Turn};
+use forebay_engine::limits::DEVICES_MAX;
 use forebay_engine::ports::{Clock, Platform, Time};
 use forebay_engine::ring::Doorbell;
-use forebay_nvme_uring::DROP_WAIT;
+use forebay_nvme_uring::{DROP_WAIT, DROP_WAIT_MIN};
 
 use super::cores::Spin;
 use super::parker::Park;
@@ -15,9 +16,10 @@ use super::parker::Park;
 pub const STOP_SPAN: Duration = Duration::from_secs(10);
 /// How long it may go on without any progress: a disk that hangs keeps it no longer.
 pub const STOP_STALL: Duration = Duration::from_secs(3);
-/// How long a core's thread may take to end, one disk that hangs included.
+/// How long a core's thread may take to end, even if all of its disks hang.
 pub const STOP_TIMEOUT: Duration = STOP_SPAN
     .saturating_add(DROP_WAIT)
+    .saturating_add(DROP_WAIT_MIN.saturating_mul(DEVICES_MAX as u32))
     .saturating_add(Duration::from_secs(1));
 /// The longest sleep of a core that was told to stop.
 const STOP_SLEEP: Duration = Duration::from_millis(10);

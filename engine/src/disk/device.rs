@@ -25,8 +25,8 @@ use super::{DeviceSeat, DeviceShared, DeviceState, DeviceStats};
 use crate::arena::Lease;
 use crate::identity::BlockId;
 use crate::limits::{
-    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_RECOVERY_READ_S_MAX, DEVICE_WRITE_S_MAX,
-    DISK_POLL_BUDGET, PAGE_BYTES,
+    DEVICE_FAULT_FORGIVEN_S, DEVICE_FAULTS_MAX, DEVICE_RECLAIM_READ_S_MAX,
+    DEVICE_RECOVERY_READ_S_MAX, DEVICE_WRITE_S_MAX, DISK_POLL_BUDGET, PAGE_BYTES,
 };
 use crate::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, Full, Time};
 
@@ -226,6 +226,7 @@ impl<D: BlockDevice> Log<D> {
         let mut wake_at = self.give_up_slow_reads(now, tier);
         wake_at = wake_at.min(self.give_up_slow_writes(tier));
         wake_at = wake_at.min(self.give_up_slow_recovery(tier));
+        wake_at = wake_at.min(self.give_up_slow_reclaim(tier));
         if matches!(self.state, DeviceState::Retired(_)) {
             self.drain_out();
             self.device.commit();
@@ -289,6 +290,24 @@ impl<D: BlockDevice> Log<D> {
                 tier,
                 format!(
                     "no read has ended for {DEVICE_RECOVERY_READ_S_MAX} s while what earlier runs left was looked for"
+                ),
+            );
+            return Time::NEVER;
+        }
+        until
+    }
+
+    /// What reclaim reads is nobody's read: without a bound of its own nothing would be kept any more, and nobody told.
+    fn give_up_slow_reclaim(&mut self, tier: &mut Tier) -> Time {
+        let until = match &self.reclaim {
+            Some(reclaim) => reclaim.gives_up_at(),
+            None => Time::NEVER,
+        };
+        if until <= self.now {
+            self.retire(
+                tier,
+                format!(
+                    "no read has ended for {DEVICE_RECLAIM_READ_S_MAX} s while room was being made"
                 ),
             );
             return Time::NEVER;
@@ -413,13 +432,12 @@ impl<D: BlockDevice> Log<D> {
             "device retired until the next start; its blocks come from elsewhere"
         );
         self.state = DeviceState::Retired(why);
-        if self
-            .recovery
-            .take()
-            .is_some_and(|recovery| !recovery.has_looked())
-        {
-            // The other cores do not wait for what cannot be read.
-            self.shared.rehome.looked.fetch_add(1, Ordering::AcqRel);
+        if let Some(recovery) = self.recovery.take() {
+            tier.recovery_ended();
+            if !recovery.has_looked() {
+                // The other cores do not wait for what cannot be read.
+                self.shared.rehome.looked.fetch_add(1, Ordering::AcqRel);
+            }
         }
         self.drop_writes(tier);
         self.drop_batches(tier);

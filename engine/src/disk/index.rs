@@ -194,6 +194,11 @@ impl DiskIndex {
         self.len
     }
 
+    /// Extents that it may hold.
+    pub fn capacity(&self) -> usize {
+        self.entries_max as usize
+    }
+
     /// Number of pinned extents.
     #[cfg(test)]
     pub fn pinned(&self) -> usize {

@@ -20,6 +20,7 @@
 //! | `discard` | giving regions back to the device |
 //! | `stuck` | dropping what cannot be had any more |
 //! | `recovery` | finding what earlier runs left |
+//! | [`walk`] | the batches of a region without a footer |
 //! | `index` | where a block's extents are: at most 64 bytes an entry |
 //! | `ghosts` | blocks evicted not long ago |
 //! | `tables` | checksums of sealed regions: a bounded pool |
@@ -49,6 +50,7 @@ mod tables;
 #[cfg(test)]
 mod tests;
 mod tier;
+pub mod walk;
 mod writer;
 
 pub use held::Held;

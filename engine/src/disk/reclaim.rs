@@ -21,7 +21,7 @@ use super::tier::Tier;
 use super::writer::Batch;
 use crate::arena::Lease;
 use crate::checksum::BlockSeed;
-use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
+use crate::limits::{CHUNK_BYTES, DEVICE_RECLAIM_READ_S_MAX, PAGE_BYTES};
 use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 
 /// Reads of kept entries under way at a time.
@@ -59,6 +59,8 @@ pub(super) struct Reclaim {
     /// Which kept entry is read next, and from which of its pages.
     next: (usize, u32),
     reading: usize,
+    /// When one of its reads ended last, or the first of those under way began.
+    read_moved: Time,
     /// Parts staged or written whose batch is not done.
     moving: usize,
     /// Something could not be moved.
@@ -86,6 +88,14 @@ impl Reclaim {
     pub fn is_waiting(&self) -> Option<u32> {
         let read = self.step == Step::Moving && self.reading == 0;
         (read && self.next.0 >= self.keeps.len()).then_some(self.region)
+    }
+
+    /// When its device is given up, unless one of its reads ends before.
+    pub fn gives_up_at(&self) -> Time {
+        match self.reading > 0 || self.step == Step::ReadingTables {
+            true => self.read_moved + Duration::from_secs(DEVICE_RECLAIM_READ_S_MAX),
+            false => Time::NEVER,
+        }
     }
 
     /// Gives up entries that were not read yet, but for pinned ones.
@@ -169,6 +179,7 @@ impl<D: BlockDevice> Log<D> {
             keeps: Vec::new(),
             next: (0, 0),
             reading: 0,
+            read_moved: now,
             moving: 0,
             failed: false,
             crowd: (!short && !hand && !self.must_shrink()).then(|| tier.index.len()),
@@ -235,6 +246,7 @@ impl<D: BlockDevice> Log<D> {
         let offset_bytes = self.offset_bytes(region, first);
         if let Some(reclaim) = &mut self.reclaim {
             reclaim.step = Step::ReadingTables;
+            reclaim.read_moved = self.now;
         }
         self.submit(DeviceOp::Read {
             tag,
@@ -366,6 +378,9 @@ impl<D: BlockDevice> Log<D> {
             };
             if let Some(reclaim) = &mut self.reclaim {
                 reclaim.next = next;
+                if reclaim.reading == 0 {
+                    reclaim.read_moved = self.now;
+                }
                 reclaim.reading += 1;
             }
             let tag = self.ops.begin(Op::ReclaimRead(keep, page as u16));
@@ -402,6 +417,7 @@ impl<D: BlockDevice> Log<D> {
             return;
         };
         reclaim.reading -= 1;
+        reclaim.read_moved = now;
         let first = usize::from(extent.place.page) + usize::from(page);
         let pages = lease.len() / PAGE_BYTES;
         let checksums: Rc<[u32]> = reclaim

@@ -12,15 +12,14 @@ use std::time::Duration;
 use super::DeviceState;
 use super::device::Log;
 use super::index::{Extent, LOOK_AHEAD, Place};
-use super::layout::{
-    BatchHeader, EntryRecord, Queue, RegionHeader, Trailer, chain_of, decode_entries,
-};
+use super::layout::{EntryRecord, Queue, RegionHeader, Trailer, decode_entries};
 use super::log::Buffers;
 use super::ops::Op;
 use super::reads::Foreign;
 use super::regions::{Held, Regions, State};
 use super::stream::Open;
 use super::tier::Tier;
+use super::walk::Walk;
 use crate::arena::Lease;
 use crate::identity::{BlockId, Slot};
 use crate::limits::{DEVICE_RECOVERY_READ_S_MAX, PAGE_BYTES};
@@ -40,19 +39,8 @@ enum Found {
     Sealed(Trailer),
     /// The table, read.
     Records(Vec<EntryRecord>, Trailer),
-    /// To be read: the batch header at this page; what was found so far.
-    Walking(Walk),
-    /// All batches found.
-    Walked(Walk),
-}
-
-#[derive(Debug)]
-struct Walk {
-    page: u32,
-    chain: u64,
-    held: Held,
-    /// Pages of the header at `page`: more than one when its first page said so.
-    header_pages: u32,
+    /// No footer: from batch to batch.
+    Unsealed(Walk),
 }
 
 #[derive(Debug)]
@@ -91,6 +79,8 @@ pub(super) struct Recovery {
     forgotten: BTreeSet<BlockId>,
     bytes: u64,
     entries: u64,
+    /// Entries that the index had no room for.
+    left_out: u64,
 }
 
 impl Recovery {
@@ -106,6 +96,7 @@ impl Recovery {
             forgotten: BTreeSet::new(),
             bytes: 0,
             entries: 0,
+            left_out: 0,
         }
     }
 
@@ -268,7 +259,7 @@ impl<D: BlockDevice> Log<D> {
         if let Some(job) = self.recovery.as_mut().and_then(|all| all.job(region)) {
             job.reading = false;
             job.unreadable |= result.is_err();
-            job.advance(region, bytes, log, &geometry);
+            job.advance(bytes, log, &geometry);
         }
     }
 
@@ -338,7 +329,7 @@ impl<D: BlockDevice> Log<D> {
                 self.finish_recovery(now, tier);
                 return true;
             };
-            if !matches!(first.get().found, Found::Records(..) | Found::Walked(_)) {
+            if !first.get().is_complete() {
                 return some;
             }
             let ((_, region), job) = first.remove_entry();
@@ -364,17 +355,19 @@ impl<D: BlockDevice> Log<D> {
                 }
                 records
             }
-            Found::Walked(walk) => {
-                let records = walk.held.records.clone();
+            Found::Unsealed(walk) => {
+                self.tell_damaged(region, &walk);
+                let records = walk.records().to_vec();
                 if own {
                     self.adopt_unsealed(region, &header, walk, unreadable);
                 } else {
-                    self.note_foreign(region, &header, Some(walk.held.checksums));
+                    self.note_foreign(region, &header, Some(walk.into_parts().1));
                 }
                 records
             }
             _ => return,
         };
+        tier.recovers(header.queue, (self.number, region), records.len());
         let (core, cores) = (self.regions.core() as usize, self.regions.cores() as usize);
         for some in records.chunks(LOOK_AHEAD) {
             tier.index
@@ -403,10 +396,35 @@ impl<D: BlockDevice> Log<D> {
             short_bytes: record.short_bytes(),
             given_to: 0,
         };
-        if tier.insert(extent)
-            && let Some(recovery) = &mut self.recovery
-        {
-            recovery.entries += 1;
+        let mut inserted = tier.insert(extent);
+        if !inserted && tier.index.capacity() > 0 {
+            // Too many for the memory that there is now: what reclaim would take first gives way.
+            let gone = tier.make_room();
+            self.stats.entries_evicted += gone.entries;
+            self.stats.evicted_bytes += gone.pages * PAGE_BYTES as u64;
+            if let Some(recovery) = &mut self.recovery {
+                recovery.left_out += gone.entries;
+            }
+            inserted = tier.insert(extent);
+        }
+        if let Some(recovery) = &mut self.recovery {
+            match inserted {
+                true => recovery.entries += 1,
+                false => recovery.left_out += 1,
+            }
+        }
+    }
+
+    fn tell_damaged(&mut self, region: u32, walk: &Walk) {
+        self.stats.batches_damaged += walk.damaged().len() as u64;
+        for page in walk.damaged() {
+            tracing::warn!(
+                device = self.shared.name,
+                region,
+                page,
+                "a batch's header is damaged, or was being written when the machine stopped: what lay in the batch comes \
+                 from elsewhere again"
+            );
         }
     }
 
@@ -432,25 +450,28 @@ impl<D: BlockDevice> Log<D> {
 
     /// An unsealed region is appended to again; the younger of two of one queue is, the other is sealed.
     fn adopt_unsealed(&mut self, region: u32, header: &RegionHeader, walk: Walk, unreadable: bool) {
-        if walk.held.records.is_empty() {
+        if walk.records().is_empty() {
             let free = State::Free { punched: false };
             return self.regions.set_state(region, free);
-        }
-        self.regions.hold(region, header.queue, State::Open);
-        if let Some(entry) = self.regions.get_mut(region) {
-            entry.used_pages = walk.page;
-            entry.held = Some(Box::new(walk.held));
         }
         let open = Open {
             region,
             generation: header.generation,
-            page: walk.page,
-            chain: walk.chain,
+            page: walk.page(),
+            chain: walk.chain(),
             batches: 0,
             broken: false,
         };
-        if unreadable {
-            // What lies behind may still be named by a footer that could not be read just now.
+        let has_gap = walk.has_gap();
+        let (records, checksums) = walk.into_parts();
+        self.regions.hold(region, header.queue, State::Open);
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.used_pages = open.page;
+            entry.held = Some(Box::new(Held { records, checksums }));
+        }
+        if unreadable || has_gap {
+            // What lies behind may still be named by a footer that could not be read just now; and a batch appended
+            // behind a gap would be lost with the next header that goes.
             return self.seal_later(header.queue, open);
         }
         if u32::from(header.cores) != self.regions.cores() {
@@ -467,6 +488,7 @@ impl<D: BlockDevice> Log<D> {
         let Some(recovery) = self.recovery.take() else {
             return;
         };
+        tier.recovery_ended();
         self.regions.collect_free();
         self.leave_room(tier);
         self.state = DeviceState::Serving;
@@ -474,6 +496,14 @@ impl<D: BlockDevice> Log<D> {
         self.stats.recovery_bytes = recovery.bytes;
         let started = recovery.started.unwrap_or(now);
         self.stats.recovery_ns = now.since(started).as_nanos() as u64;
+        if recovery.left_out > 0 {
+            tracing::warn!(
+                device = self.shared.name,
+                entries = recovery.left_out,
+                "the index has no room for all entries that earlier runs left: those that were least worth keeping are \
+                 left out; give more --memory"
+            );
+        }
         tracing::info!(
             device = self.shared.name,
             entries = recovery.entries,
@@ -495,8 +525,17 @@ impl Job {
                 trailer.entry_table_page,
                 Trailer::entry_table_pages(trailer.entries as usize) as u32,
             )),
-            Found::Walking(walk) => Some((walk.page, walk.header_pages)),
-            Found::Records(..) | Found::Walked(_) => None,
+            Found::Unsealed(walk) => walk.needs(),
+            Found::Records(..) => None,
+        }
+    }
+
+    /// Whether all of it was found.
+    fn is_complete(&self) -> bool {
+        match &self.found {
+            Found::Records(..) => true,
+            Found::Unsealed(walk) => walk.needs().is_none(),
+            Found::Header | Found::Sealed(_) => false,
         }
     }
 
@@ -505,27 +544,21 @@ impl Job {
         match &self.found {
             Found::Sealed(_) => self.reading,
             Found::Records(..) => true,
-            Found::Header | Found::Walking(_) | Found::Walked(_) => false,
+            Found::Unsealed(walk) => {
+                self.reading && walk.needs().is_some_and(|(_, pages)| pages > 1)
+            }
+            Found::Header => false,
         }
     }
 
     /// Goes on with what was read; nothing when it could not be read.
     fn advance(
         &mut self,
-        region: u32,
         bytes: &[u8],
         log: super::layout::LogId,
         geometry: &super::geometry::Geometry,
     ) {
-        let walk = || Walk {
-            page: 1,
-            chain: self.header.chain(log),
-            held: Held {
-                records: Vec::new(),
-                checksums: vec![0],
-            },
-            header_pages: 1,
-        };
+        let walk = || Walk::new(log, *geometry, self.header);
         self.found = match std::mem::replace(&mut self.found, Found::Header) {
             Found::Header => {
                 let trailer = Trailer::decode(log, bytes).filter(|trailer| {
@@ -533,7 +566,7 @@ impl Job {
                 });
                 match trailer {
                     Some(trailer) => Found::Sealed(trailer),
-                    None => Found::Walking(walk()),
+                    None => Found::Unsealed(walk()),
                 }
             }
             Found::Sealed(trailer) => {
@@ -543,56 +576,15 @@ impl Job {
                     .flatten();
                 match records {
                     Some(records) => Found::Records(records, trailer),
-                    None => Found::Walking(walk()),
+                    None => Found::Unsealed(walk()),
                 }
             }
-            Found::Walking(so_far) => self.step(so_far, region, bytes, log, geometry),
+            Found::Unsealed(mut walk) => {
+                walk.take(bytes);
+                Found::Unsealed(walk)
+            }
             done => done,
         };
-    }
-
-    /// One batch header further, or the end of the region's batches.
-    fn step(
-        &self,
-        mut walk: Walk,
-        region: u32,
-        bytes: &[u8],
-        log: super::layout::LogId,
-        geometry: &super::geometry::Geometry,
-    ) -> Found {
-        let Some(shape) = BatchHeader::peek(log, bytes) else {
-            return Found::Walked(walk);
-        };
-        let (header_pages, data_pages) = (shape.header_pages as u32, shape.data_pages as u32);
-        let end = walk.page + header_pages + data_pages;
-        if end > geometry.checksum_table_page() {
-            return Found::Walked(walk);
-        }
-        if header_pages > walk.header_pages {
-            walk.header_pages = header_pages;
-            return Found::Walking(walk);
-        }
-        let batch = BatchHeader::decode(log, bytes).filter(|batch| {
-            batch.region == region
-                && batch.generation == self.header.generation
-                && batch.page == walk.page
-                && batch.chain == walk.chain
-        });
-        let Some(batch) = batch else {
-            return Found::Walked(walk);
-        };
-        walk.chain = chain_of(&bytes[..shape.header_pages * PAGE_BYTES]);
-        let headers = std::iter::repeat_n(0, shape.header_pages);
-        walk.held.checksums.extend(headers);
-        walk.held.checksums.extend_from_slice(&batch.checksums);
-        walk.held.records.extend_from_slice(&batch.entries);
-        walk.page = end;
-        walk.header_pages = 1;
-        // The next header would begin where the footer must.
-        if super::writer::footer_page(geometry, walk.held.records.len()) <= end {
-            return Found::Walked(walk);
-        }
-        Found::Walking(walk)
     }
 }
 

@@ -73,6 +73,8 @@ pub struct DeviceStats {
     pub recovered_entries: u64,
     /// Bytes read to find them.
     pub recovery_bytes: u64,
+    /// Batches without a footer that earlier runs wrote and of which the header is damaged: what lay in them is lost.
+    pub batches_damaged: u64,
     /// How long that took, nanoseconds; of several cores the longest.
     pub recovery_ns: u64,
 }
@@ -121,6 +123,7 @@ impl DeviceStats {
             (&mut self.write_errors, other.write_errors),
             (&mut self.recovered_entries, other.recovered_entries),
             (&mut self.recovery_bytes, other.recovery_bytes),
+            (&mut self.batches_damaged, other.batches_damaged),
         ] {
             *mine += theirs;
         }

@@ -1,14 +1,19 @@
 //! What the logs of one core share: the index, the ghosts, the checksum pool, what is to be told.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use super::ghosts::Ghosts;
 use super::index::{DiskIndex, Extent, Place};
-use super::policy::Heat;
+use super::layout::Queue;
+use super::policy::{self, Heat};
 use super::tables::{TableKey, Tables};
 use super::{DiskConfig, DiskEvent};
 use crate::identity::BlockId;
 use crate::limits::{DEVICES_MAX, PAGE_BYTES};
+
+/// When the index has no room for what recovery finds, one part in this many of it is cleared at a time: each time
+/// the whole index is looked through.
+const ROOM_SHARE: usize = 8;
 
 /// Checksums in a page of a checksum table.
 pub(super) const CHECKSUMS_PER_PAGE: usize = PAGE_BYTES / 4;
@@ -19,6 +24,15 @@ pub(super) struct Live {
     pub entries: u64,
     pub pages: u64,
     pub pinned: u64,
+}
+
+/// A region that recovery took entries from.
+#[derive(Clone, Copy, Debug)]
+struct Recovered {
+    device: u8,
+    region: u32,
+    /// So many, or fewer since.
+    entries: usize,
 }
 
 #[derive(Debug)]
@@ -37,6 +51,10 @@ pub(super) struct Tier {
     live: [Live; DEVICES_MAX],
     /// How warm each region of each device is.
     heat: Vec<Vec<Heat>>,
+    /// Regions that recovery took entries from, by queue, oldest first.
+    recovered: [VecDeque<Recovered>; 2],
+    /// Devices that are being recovered.
+    recovering: usize,
 }
 
 impl Tier {
@@ -51,6 +69,8 @@ impl Tier {
             insertions: 0,
             live: [Live::default(); DEVICES_MAX],
             heat: Vec::new(),
+            recovered: Default::default(),
+            recovering: 0,
             config,
         }
     }
@@ -62,6 +82,7 @@ impl Tier {
     /// One more device, of so many regions.
     pub fn add_device(&mut self, regions: u32) {
         self.heat.push(vec![Heat::default(); regions as usize]);
+        self.recovering += 1;
     }
 
     pub fn heat(&self, device: u8, region: u32) -> Heat {
@@ -148,6 +169,70 @@ impl Tier {
         let (live, heat) = (&mut self.live, &mut self.heat);
         self.index
             .remove_where(pred, &mut |gone| subtract(live, heat, &gone));
+    }
+
+    /// Recovery takes so many entries in from a region.
+    pub fn recovers(&mut self, queue: Queue, (device, region): (u8, u32), entries: usize) {
+        self.recovered[queue as usize].push_back(Recovered {
+            device,
+            region,
+            entries,
+        });
+    }
+
+    /// Forgets entries that recovery took in, whole regions in the order in which reclaim would empty them, but for
+    /// what is pinned: at least one part in eight of the index, if there is as much. What went.
+    pub fn make_room(&mut self) -> Live {
+        let wanted = (self.index.capacity() / ROOM_SHARE).max(1);
+        let mut sum = Live::default();
+        while (sum.entries as usize) < wanted {
+            let mut gone = BTreeSet::new();
+            let mut entries = sum.entries as usize;
+            while entries < wanted
+                && let Some(next) = self.next_recovered()
+            {
+                gone.insert((next.device, next.region));
+                entries += next.entries;
+            }
+            if gone.is_empty() {
+                break;
+            }
+            self.has_evicted = true;
+            let (live, heat, ghosts) = (&mut self.live, &mut self.heat, &mut self.ghosts);
+            self.index.remove_where(
+                |extent| {
+                    let place = (extent.place.device(), extent.place.region());
+                    !extent.pinned && gone.contains(&place)
+                },
+                &mut |extent| {
+                    sum.entries += 1;
+                    sum.pages += u64::from(extent.pages);
+                    subtract(live, heat, &extent);
+                    ghosts.remember(extent.block);
+                },
+            );
+        }
+        sum
+    }
+
+    /// The region that reclaim would empty next if there were no others than these.
+    fn next_recovered(&mut self) -> Option<Recovered> {
+        let [small, main] = &self.recovered;
+        let (small, main) = (small.len(), main.len());
+        let first = policy::reclaim_first(small, main, small + main, false);
+        let [small, main] = &mut self.recovered;
+        match first {
+            Queue::Small => small.pop_front().or_else(|| main.pop_front()),
+            Queue::Main => main.pop_front().or_else(|| small.pop_front()),
+        }
+    }
+
+    /// Recovery of one more device is over, in one way or another.
+    pub fn recovery_ended(&mut self) {
+        self.recovering = self.recovering.saturating_sub(1);
+        if self.recovering == 0 {
+            self.recovered = Default::default();
+        }
     }
 
     /// As many entries as the index may hold.

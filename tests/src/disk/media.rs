@@ -1,13 +1,14 @@
-//! What a device claims to hold, read past the log and past every queue: our own walk over headers and
-//! footers, and over the bytes that they name.
+//! What a device claims to hold, read past the log and past every queue: headers and footers, and the bytes that
+//! they name.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use forebay_engine::disk::geometry::Geometry;
 use forebay_engine::disk::layout::{
-    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, decode_checksums, decode_entries,
+    EntryRecord, LogId, RegionHeader, Trailer, decode_checksums, decode_entries,
 };
+use forebay_engine::disk::walk::Walk;
 use forebay_engine::identity::BlockId;
 use forebay_engine::limits::PAGE_BYTES;
 
@@ -125,40 +126,20 @@ fn sealed(platter: &Platter<'_>, header: &RegionHeader) -> Option<Vec<(EntryReco
     Some(with_checksums.collect())
 }
 
-/// What the chain of batch headers of an unsealed region names.
+/// What the batch headers of an unsealed region name, by the same walk as recovery's: what is checked is that every
+/// entry which it finds is whole and right, also behind a header that is lost.
 fn walked(platter: &Platter<'_>, header: &RegionHeader) -> Vec<(EntryRecord, Vec<u32>)> {
-    let mut found = Vec::new();
-    let (mut page, mut chain) = (1, header.chain(platter.log));
-    let end = platter.geometry.region_pages();
-    while page < end {
-        let first = platter.look(header.region, page, 1);
-        let Some(shape) = BatchHeader::peek(platter.log, &first) else {
-            break;
-        };
-        let next = page as usize + shape.header_pages + shape.data_pages;
-        if next > end as usize {
-            break;
-        }
-        let bytes = platter.look(header.region, page, shape.header_pages);
-        let batch = BatchHeader::decode(platter.log, &bytes).filter(|batch| {
-            batch.region == header.region
-                && batch.generation == header.generation
-                && batch.page == page
-                && batch.chain == chain
-        });
-        let Some(batch) = batch else {
-            break;
-        };
-        let data_begins = page as usize + shape.header_pages;
-        for entry in &batch.entries {
-            let first = entry.region_page as usize - data_begins;
-            let checksums = batch.checksums[first..first + entry.pages() as usize].to_vec();
-            found.push((*entry, checksums));
-        }
-        chain = batch.next_chain(platter.log);
-        page = next as u32;
+    let mut walk = Walk::new(platter.log, platter.geometry, *header);
+    while let Some((page, pages)) = walk.needs() {
+        walk.take(&platter.look(header.region, page, pages as usize));
     }
-    found
+    let (records, checksums) = walk.into_parts();
+    let with_checksums = records.into_iter().map(|record| {
+        let first = record.region_page as usize;
+        let of_entry = checksums[first..first + record.pages() as usize].to_vec();
+        (record, of_entry)
+    });
+    with_checksums.collect()
 }
 
 /// The pages that regions name.

@@ -175,7 +175,8 @@ impl Node {
                 entries_max: config.entries_max,
                 tables_bytes_max: config.tables_bytes_max,
                 write_bytes_max: config.write_bytes_max,
-                incarnation,
+                // As far apart as processes are by the clock.
+                incarnation: incarnation << 32,
                 read_timeout: config.read_timeout,
                 verify: true,
             };

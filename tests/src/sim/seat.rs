@@ -154,7 +154,8 @@ impl Process<'_> {
             entries_max: self.plan.disks.entries_max,
             tables_bytes_max: 128 << 10,
             write_bytes_max: self.plan.arena_bytes / 4,
-            incarnation: self.life + 1,
+            // As far apart as processes are by the clock.
+            incarnation: (self.life + 1) << 32,
             read_timeout: Duration::from_millis(DEVICE_READ_MS_MAX),
             verify: true,
         };

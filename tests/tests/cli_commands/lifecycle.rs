@@ -15,7 +15,7 @@ use forebay_tests::s3::{Class, Fault, Rule};
 use rustix::process::Signal;
 
 use super::support::{
-    COMMAND_TIMEOUT, Place, Running, eventually, have_fuse, is_running, pattern, send,
+    COMMAND_TIMEOUT, Place, Running, eventually, have_fuse, is_running, pattern, send, stop,
 };
 
 /// An orderly end takes less than this, whatever users do.
@@ -389,7 +389,7 @@ fn a_stopped_daemon_is_named_and_nobody_waits_for_it() {
     let pid = place.pid_of(&path).unwrap();
     let _held = File::open(path.join("x")).unwrap();
     let daemon = Ends(pid);
-    send(pid, Signal::STOP);
+    stop(pid);
     let kill = format!("kill -9 {pid}");
     let advice = ["does not answer", "umount --lazy", &kill];
     place.run(&["mount", "s3://bucket", "m"]).failed(&advice);

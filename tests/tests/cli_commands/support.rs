@@ -319,6 +319,20 @@ pub fn send(pid: u32, signal: Signal) {
     }
 }
 
+/// Stops a process, and waits until all of its threads are: the signal reaches them one by one, on a busy machine over
+/// hundreds of milliseconds, and those that it has not reached yet still answer.
+pub fn stop(pid: u32) {
+    send(pid, Signal::STOP);
+    eventually("every thread is stopped", || {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+        threads.flatten().all(|thread| {
+            let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')')
+                .is_none_or(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
+    });
+}
+
 /// Whether the process is there and no zombie (a container's first process may not reap).
 pub fn is_running(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

@@ -89,7 +89,7 @@ impl BatchHeader {
     /// the whole fits in the largest region; the crc only when the header is one page.
     pub fn peek(log: LogId, first_page: &[u8]) -> Option<BatchShape> {
         let first_page = first_page.get(..PAGE_BYTES)?;
-        let fixed = Fixed::read(&mut Reader::begin(first_page, MAGIC, log)?)?;
+        let fixed = BatchFields::read(log, first_page)?;
         let whole = fixed.shape.header_pages > 1 || crc_holds(first_page);
         whole.then_some(fixed.shape)
     }
@@ -98,13 +98,13 @@ impl BatchHeader {
     /// holds, and every entry lies within its block, within the batch's data and behind the one before.
     /// Whether region, generation, page and chain are the expected ones is the caller's to check.
     pub fn decode(log: LogId, bytes: &[u8]) -> Option<Self> {
-        let Fixed { shape, .. } = Fixed::read(&mut Reader::begin(bytes, MAGIC, log)?)?;
+        let BatchFields { shape, .. } = BatchFields::read(log, bytes)?;
         let bytes = bytes.get(..shape.header_pages * PAGE_BYTES)?;
         if !crc_holds(bytes) {
             return None;
         }
         let mut reader = Reader::begin(bytes, MAGIC, log)?;
-        let fixed = Fixed::read(&mut reader)?;
+        let fixed = BatchFields::take(&mut reader)?;
         let data_begins = fixed.page + shape.header_pages as u32;
         let table = reader.bytes(shape.entries * ENTRY_BYTES)?;
         let data = data_begins..data_begins + shape.data_pages as u32;
@@ -132,18 +132,29 @@ impl BatchHeader {
     }
 }
 
-/// The fields before the tables, bounds checked.
-struct Fixed {
-    region: u32,
-    generation: u32,
-    page: u32,
-    run: u64,
+/// The fields of a header before its tables, bounds checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchFields {
+    /// See [`BatchHeader::region`].
+    pub region: u32,
+    /// See [`BatchHeader::generation`].
+    pub generation: u32,
+    /// See [`BatchHeader::page`].
+    pub page: u32,
+    /// See [`BatchHeader::run`].
+    pub run: u64,
     chain: u64,
-    shape: BatchShape,
+    /// How long the batch is.
+    pub shape: BatchShape,
 }
 
-impl Fixed {
-    fn read(reader: &mut Reader<'_>) -> Option<Self> {
+impl BatchFields {
+    /// What the header says whose first page this is, whether or not its crc holds: nothing may be read by it.
+    pub fn read(log: LogId, first_page: &[u8]) -> Option<Self> {
+        Self::take(&mut Reader::begin(first_page, MAGIC, log)?)
+    }
+
+    fn take(reader: &mut Reader<'_>) -> Option<Self> {
         let region = reader.u32()?;
         let generation = reader.u32()?;
         let page = reader.u32()?;

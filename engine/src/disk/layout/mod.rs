@@ -21,7 +21,7 @@ mod region;
 mod superblock;
 mod trailer;
 
-pub use batch::{BatchHeader, BatchShape};
+pub use batch::{BatchFields, BatchHeader, BatchShape};
 pub use entry::{
     ENTRY_BYTES, EntryRecord, decode_checksums, decode_entries, encode_checksums, encode_entries,
 };

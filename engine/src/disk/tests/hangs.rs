@@ -83,3 +83,55 @@ fn a_core_whose_reads_hang_keeps_the_others_no_longer_than_its_own_bound() {
     assert_eq!(first.stats().devices[0].state, DeviceState::Serving);
     assert!(first.stats().devices[0].entries > 0);
 }
+
+/// At its read of a footer, and at its reads of what it keeps.
+#[test]
+fn a_device_that_hangs_while_room_is_made_is_retired() {
+    for footers in [0, 1] {
+        let mut bench = Bench::new(1 << 20, 32);
+        let mut n = 0;
+        while bench.disk.stats().devices[0].regions_reclaimed == 0 {
+            bench.keep_block(block(n), 100_000);
+            // What is read again is kept, as long as it is there.
+            let _ = bench.read(block(n), 100_000, 0, 1);
+            n += 1;
+            assert!(n < 1_000, "nothing is reclaimed");
+        }
+        bench.settle();
+        bench.media.borrow_mut().reads_left = Some(footers);
+        let mut hung_at = None;
+        for _ in 0..400_000 {
+            if matches!(bench.disk.stats().devices[0].state, DeviceState::Retired(_)) {
+                break;
+            }
+            n += u64::from(bench.keep(block(n), 0, SUB_BLOCK_BYTES));
+            bench.turn();
+            bench.take_settled();
+            if !bench.media.borrow().hung.is_empty() {
+                hung_at.get_or_insert(bench.now);
+            }
+        }
+        let DeviceState::Retired(why) = &bench.disk.stats().devices[0].state else {
+            panic!("never retired: {:?}", bench.disk.stats());
+        };
+        assert!(why.contains("no read has ended for 60 s"), "{why}");
+        let took = bench.now.since(hung_at.unwrap());
+        assert!(
+            took >= Duration::from_secs(59) && took < Duration::from_secs(61),
+            "{took:?}"
+        );
+        assert!(bench.disk.is_quiet());
+        bench.media.borrow_mut().reads_left = None;
+        bench.let_go();
+        for _ in 0..100 {
+            bench.turn();
+            bench.take_settled();
+        }
+        drop(bench.disk);
+        bench.buffers.0.reclaim();
+        assert_eq!(
+            bench.buffers.0.free_bytes(),
+            bench.buffers.0.capacity_bytes()
+        );
+    }
+}
