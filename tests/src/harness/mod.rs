@@ -2,6 +2,7 @@
 //! buckets with. For the demo, the performance harness and end-to-end tests.
 
 mod bucket;
+mod held;
 mod member;
 mod mount;
 mod program;
@@ -9,6 +10,7 @@ mod report;
 mod weed;
 
 pub use bucket::{BucketClient, Credentials};
+pub use held::{Held, held};
 pub use member::{Member, MemberOptions};
 pub use mount::{Mount, MountOptions};
 pub use program::forebay_binary;
