@@ -4,7 +4,7 @@ TARGET := $(or $(CARGO_TARGET_DIR),target)
 .PHONY: help demo test build lint figure figures sim clean
 
 help:
-	@echo "make demo             install what is missing, build, mount a bucket, compare every byte, restart, compare again"
+	@echo "make demo             install what is missing, build, show a cache of three members: warm, compare, restart, kill"
 	@echo "                      S3=seaweedfs or S3=URL (with AWS_*) for another server"
 	@echo "make test             install what is missing, lint, run all tests (what CI runs)"
 	@echo "make build            optimised binaries in target/release"

@@ -11,12 +11,11 @@ use anyhow::{Context, Result, anyhow, ensure};
 use forebay_cli::control::client::ControlClient;
 use forebay_cli::control::sockets::{SERVE_PREFIX, runtime_dir, socket_path};
 use forebay_cli::group::report::MemberReport;
-use forebay_tests::harness::{Member, MemberOptions, Mount};
+use forebay_tests::harness::{Held, Member, MemberOptions, Mount, held};
 use tempfile::TempDir;
 
 use crate::bench::{self, LONG_LIVED_NAMES};
 use crate::bucket::Bucket;
-use crate::held::{Held, held};
 use crate::{interrupt, process};
 
 /// A new view is known to all within a few seconds, on a busy machine too.

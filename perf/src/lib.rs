@@ -16,7 +16,6 @@
 //! | [`group`] | a bucket and a cache group of it, each member a process |
 //! | [`process`] | what /proc says of a process: processor time, memory |
 //! | [`samples`] | medians, spreads, verdicts |
-//! | [`held`] | what a cache on disk holds |
 //! | [`interrupt`] | signals, and waiting that ends with them |
 //! | [`report`] | the table in `docs/performance.md` |
 
@@ -29,7 +28,6 @@ pub mod disk;
 pub mod figures;
 pub mod fio;
 pub mod group;
-pub mod held;
 pub mod interrupt;
 pub mod load;
 pub mod network;

@@ -298,7 +298,7 @@ impl<P: Platform> Core<P> {
             self.index.block(part.block).seed,
         );
         let piece = Piece::new(seed, part.first_sub, frozen, self.turns);
-        let kept = match self.keeps(Slot::of_stripe(id.object, id.offset())) {
+        let kept = match self.keeps_from_origin(Slot::of_stripe(id.object, id.offset())) {
             true => self.to_keep(id, &piece),
             false => None,
         };

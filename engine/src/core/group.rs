@@ -187,6 +187,14 @@ impl Group {
         self.owner(slot).is_none_or(|owner| owner == self.me)
     }
 
+    /// Whether this node stands for a slot: owns it, or is asked when its owner does not answer.
+    pub fn stands_for(&self, slot: Slot) -> bool {
+        let Some(placement) = &self.current else {
+            return true;
+        };
+        placement.ranked(slot).any(|member| member.id == self.me)
+    }
+
     /// Whether a peer is a member.
     pub fn knows(&self, peer: PeerId) -> bool {
         self.view().is_some_and(|view| view.member(peer).is_some())

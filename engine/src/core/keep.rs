@@ -33,6 +33,12 @@ impl<P: Platform> Core<P> {
         self.config.keep_copies || self.group.owns(slot)
     }
 
+    /// The same of what this node itself had from the origin. A stand-in keeps it too: it was asked because the
+    /// owner does not answer, and owns the slot when that one is out of the ring.
+    pub(super) fn keeps_from_origin(&self, slot: Slot) -> bool {
+        self.keeps(slot) || self.group.stands_for(slot)
+    }
+
     /// What the disk tier is to be given of a piece that has just arrived.
     pub(super) fn to_keep(&self, block: BlockId, piece: &Piece) -> Option<Fill> {
         (self.parts.disk.is_present() && !self.shutting_down).then(|| piece.fill(block))

@@ -2,9 +2,9 @@
 //! each member's disk afterwards, as a share of all, against the share that its weight says.
 
 use anyhow::{Context, Result, ensure};
+use forebay_tests::harness::Held;
 
 use crate::group::{Group, Plan};
-use crate::held::Held;
 use crate::load::Rng;
 use crate::run::Run;
 use crate::samples::{Part, Samples, Target};

@@ -23,11 +23,8 @@ const NEW_SEED: u64 = 1_002;
 /// The mount's `--attr-ttl` is a second: after this a new open must see the new version.
 const TTL_AND_MORE: Duration = Duration::from_millis(1_500);
 
-/// What the overwriting added to the account.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Overwritten {
-    pub(super) unique_bytes: u64,
-}
+/// What all this has to read from S3: one old version and both new ones.
+pub(super) const ORIGIN_BYTES: u64 = 3 * SIZE_BYTES as u64;
 
 fn version(seed: u64) -> Bytes {
     let mut bytes = vec![0; SIZE_BYTES];
@@ -39,14 +36,10 @@ fn put(client: &BucketClient, seed: u64) -> Result<()> {
     client.put_all([CACHED, UNREAD].map(|key| (key.to_owned(), version(seed))))
 }
 
-/// Puts the old versions.
-pub(super) fn fill(client: &BucketClient) -> Result<()> {
-    put(client, OLD_SEED)
-}
-
-/// Overwrites, and shows what old handles and new opens read.
-pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<Overwritten> {
+/// Puts two objects, opens them, overwrites them, and shows what old handles and new opens read.
+pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<()> {
     let (old, new) = (version(OLD_SEED), version(NEW_SEED));
+    put(client, OLD_SEED)?;
     let cached = Open::new(point, CACHED)?;
     let unread = Open::new(point, UNREAD)?;
     ensure!(cached.read()? == old, "{CACHED} differs from its source");
@@ -55,8 +48,7 @@ pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<O
     thread::sleep(TTL_AND_MORE);
     stop.check()?;
 
-    println!("\noverwritten while open    old handle                                 new open");
-    let mut unique_bytes = SIZE_BYTES as u64;
+    println!("  overwritten while open   old handle                          new open");
     for (handle, key) in [(&cached, CACHED), (&unread, UNREAD)] {
         // The page cache must not answer for the mount.
         rustix::fs::fadvise(&handle.file, 0, None, rustix::fs::Advice::DontNeed)?;
@@ -76,14 +68,13 @@ pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<O
             opened.meta.ino() != handle.meta.ino(),
             "{key}: both versions are one inode"
         );
-        unique_bytes += SIZE_BYTES as u64;
         let old_side = format!("inode {}, {seen_by_old}", handle.meta.ino());
         println!(
-            "{key:25} {old_side:42} inode {}, new bytes",
+            "  {key:24} {old_side:35} inode {}, new bytes",
             opened.meta.ino()
         );
     }
-    Ok(Overwritten { unique_bytes })
+    Ok(())
 }
 
 struct Open {

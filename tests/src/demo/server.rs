@@ -98,13 +98,7 @@ impl Server {
         }
     }
 
-    pub(super) fn reset_counters(&self) {
-        if let Server::Embedded { server, .. } = self {
-            server.reset_counters();
-        }
-    }
-
-    /// Bytes of object bodies that the server itself says it sent.
+    /// Bytes of object bodies that the server itself says it sent; none from a server that does not tell.
     pub(super) fn body_bytes(&self) -> Option<u64> {
         match self {
             Server::Embedded { server, .. } => Some(server.counters().body_bytes),

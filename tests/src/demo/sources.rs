@@ -24,7 +24,7 @@ const SMALL_FILES_MAX: usize = 1_000;
 const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Large objects and their size.
 const LARGE: u64 = 3;
-const LARGE_BYTES: u64 = 256 << 20;
+const LARGE_BYTES: u64 = 128 << 20;
 /// Bytes that one batch of puts holds in memory, about.
 const BATCH_BYTES: u64 = 256 << 20;
 

@@ -16,17 +16,8 @@ use super::sources::{Source, Sources};
 const PIECE_BYTES: u64 = 8 << 20;
 /// One read.
 const READ_BYTES: usize = 1 << 20;
-/// More than there are cores: readers wait for the origin most of the first pass.
+/// More than there are cores: readers wait for members most of the time.
 const WORKERS: usize = 8;
-
-/// Which pass over the bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Pass {
-    /// Nothing was read before.
-    First,
-    /// The kernel's page cache is dropped piece by piece, so that the mount is asked again.
-    Again,
-}
 
 /// What a pass came to.
 #[derive(Clone, Copy, Debug)]
@@ -41,14 +32,14 @@ struct Piece<'a> {
     len_bytes: u64,
 }
 
-/// Reads all of `sources` under `point`.
-pub(super) fn read_all(point: &Path, sources: &Sources, pass: Pass, stop: &Stop) -> Result<Passed> {
+/// Reads all of `sources` under `point`, in an order that follows from `seed`.
+pub(super) fn read_all(point: &Path, sources: &Sources, seed: u64, stop: &Stop) -> Result<Passed> {
     let mut pieces = cut(sources);
-    shuffle(&mut pieces, pass as u64 + 1);
+    shuffle(&mut pieces, seed);
     let next = AtomicUsize::new(0);
     let start = Instant::now();
     let results: Vec<Result<u64>> = thread::scope(|scope| {
-        let work = || work(point, &pieces, &next, pass, stop);
+        let work = || work(point, &pieces, &next, stop);
         let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
         let ended = workers.into_iter().map(|worker| worker.join());
         ended
@@ -69,20 +60,14 @@ pub(super) fn read_all(point: &Path, sources: &Sources, pass: Pass, stop: &Stop)
     Ok(Passed { bytes, elapsed })
 }
 
-fn work(
-    point: &Path,
-    pieces: &[Piece<'_>],
-    next: &AtomicUsize,
-    pass: Pass,
-    stop: &Stop,
-) -> Result<u64> {
+fn work(point: &Path, pieces: &[Piece<'_>], next: &AtomicUsize, stop: &Stop) -> Result<u64> {
     let (mut seen, mut wanted) = (vec![0; READ_BYTES], vec![0; READ_BYTES]);
     let mut bytes = 0;
     while let Some(piece) = pieces.get(next.fetch_add(1, Relaxed)) {
         if stop.requested() {
             break;
         }
-        compare(point, piece, pass, &mut seen, &mut wanted)
+        compare(point, piece, &mut seen, &mut wanted)
             .with_context(|| format!("{} from {}", piece.source.key, piece.offset))
             .inspect_err(|_| next.store(pieces.len(), Relaxed))?;
         bytes += piece.len_bytes;
@@ -90,13 +75,7 @@ fn work(
     Ok(bytes)
 }
 
-fn compare(
-    point: &Path,
-    piece: &Piece<'_>,
-    pass: Pass,
-    seen: &mut [u8],
-    wanted: &mut [u8],
-) -> Result<()> {
+fn compare(point: &Path, piece: &Piece<'_>, seen: &mut [u8], wanted: &mut [u8]) -> Result<()> {
     let file = File::open(point.join(&piece.source.key))?;
     let size = file.metadata()?.len();
     ensure!(
@@ -104,10 +83,6 @@ fn compare(
         "{size} bytes long, not {}",
         piece.source.size_bytes
     );
-    if pass == Pass::Again {
-        let len = std::num::NonZeroU64::new(piece.len_bytes);
-        rustix::fs::fadvise(&file, piece.offset, len, rustix::fs::Advice::DontNeed)?;
-    }
     let end = piece.offset + piece.len_bytes;
     let mut at = piece.offset;
     while at < end {

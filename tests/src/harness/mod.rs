@@ -2,6 +2,7 @@
 //! buckets with; and network namespaces as hosts for them. For the demo, the performance harness and end-to-end tests.
 
 mod bucket;
+mod held;
 mod member;
 mod mount;
 mod namespaces;
@@ -10,6 +11,7 @@ mod report;
 mod weed;
 
 pub use bucket::{BucketClient, Credentials};
+pub use held::{Held, held};
 pub use member::{Member, MemberOptions};
 pub use mount::{Mount, MountOptions};
 pub use namespaces::{HERE, Namespaces};

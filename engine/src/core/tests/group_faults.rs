@@ -52,6 +52,51 @@ fn what_a_member_that_left_was_asked_for_is_asked_of_the_one_that_owns_it_now() 
 }
 
 #[test]
+fn what_a_stand_in_had_from_the_origin_is_on_its_disk_when_it_becomes_the_owner() {
+    let view = everyone();
+    let mut bench = Bench::with_disk(&media(), ARENA, 1 << 30);
+    bench.view(view.clone());
+    bench.describe();
+    let at = bench.stripe_of(&view, ME, 1);
+    let request = PeerFetch {
+        forwarded: true,
+        ..bench.request(at, 64 << 10)
+    };
+    bench.ask(1, request);
+    let asked = bench.asked();
+    let gone = asked.to;
+    bench.refuse(asked, Err(TransportError::Unreachable));
+    bench.serve();
+    assert_eq!(bench.told().1, FetchStatus::Bytes);
+    bench.settle();
+    bench.evict_all();
+    let rest = [ME, OTHERS[0], OTHERS[1], OTHERS[2]].map(|id| (id, u32::from(id != gone)));
+    bench.view(placement(&rest));
+    bench.ask(2, bench.request(at, 64 << 10));
+    bench.turn();
+    assert!(bench.gets().is_empty(), "it is on disk");
+    let (handle, status, _) = bench.told();
+    assert_eq!((handle, status), (2, FetchStatus::Bytes));
+
+    // Of what it does not stand for it keeps nothing.
+    let (at, ranks) = bench.foreign_stripe(&view);
+    bench.view(view);
+    for _ in 0..2 {
+        bench.read(at, 4096, 0);
+        bench.turn();
+        while !bench.transport.0.borrow().ops.is_empty() {
+            let asked = bench.asked();
+            assert!(ranks.contains(&asked.to));
+            bench.refuse(asked, Err(TransportError::Unreachable));
+        }
+        assert_eq!(bench.gets(), [(at, 64 << 10)]);
+        bench.serve();
+        bench.settle();
+        bench.evict_all();
+    }
+}
+
+#[test]
 fn silence_of_three_leaves_time_for_the_origin() {
     let view = everyone();
     let mut bench = Bench::grouped(view.clone());

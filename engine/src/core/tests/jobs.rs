@@ -90,7 +90,8 @@ fn small_warm_ups_do_not_wait_for_the_delay_of_a_batch_and_share_batches() {
         .collect();
     let before = bench.device().overhead_bytes;
     while jobs.iter().any(|told| told.lock().is_empty()) {
-        match bench.origin.0.borrow().ops.is_empty() {
+        let waits = bench.origin.0.borrow().ops.is_empty();
+        match waits {
             true => bench.pass(Duration::from_millis(1)),
             false => bench.serve(),
         }
@@ -136,7 +137,8 @@ fn a_disk_that_stands_still_for_seconds_is_waited_for() {
     media.borrow_mut().hold_writes = true;
     let told = bench.range(RangeWork::Warm, 0, STRIPE);
     for _ in 0..500 {
-        match bench.origin.0.borrow().ops.is_empty() {
+        let waits = bench.origin.0.borrow().ops.is_empty();
+        match waits {
             true => bench.pass(Duration::from_millis(10)),
             false => bench.serve(),
         }

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use forebay_tests::harness::forebay_binary;
+use super::program::forebay_binary;
 
 /// What a cache on disk holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
