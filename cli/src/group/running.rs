@@ -226,6 +226,8 @@ impl Group {
 
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
+    }
+
     /// Answers members that ask for this node's counters from now on.
     pub fn tell_counts(&self, counts: TellCounts) {
         let _ = self.counts.set(counts);

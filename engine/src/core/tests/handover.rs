@@ -392,7 +392,13 @@ fn the_origin_is_never_asked_for_what_the_leaver_does_not_have_after_all() {
     // Someone who knows the name waits for the same bytes.
     let outcome = bench.read(0, SUB, 0);
     bench.turn();
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0, before: None }));
+    bench.refuse(
+        asked,
+        Ok(FetchStatus::NotCached {
+            here: 0,
+            before: None,
+        }),
+    );
     let (mut gets, mut answer) = (0, None);
     for _ in 0..20 {
         let op = bench.transport.0.borrow_mut().ops.pop_front();
@@ -400,7 +406,13 @@ fn the_origin_is_never_asked_for_what_the_leaver_does_not_have_after_all() {
             Some(fetch @ TransportOp::Fetch { .. }) => {
                 bench.transport.0.borrow_mut().ops.push_front(fetch);
                 let asked = bench.asked();
-                bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0, before: None }));
+                bench.refuse(
+                    asked,
+                    Ok(FetchStatus::NotCached {
+                        here: 0,
+                        before: None,
+                    }),
+                );
             }
             Some(TransportOp::Answer { payload, .. }) => {
                 answer = Some(CallAnswer::decode(&payload.unwrap().parts[0]).unwrap());
