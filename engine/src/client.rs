@@ -93,8 +93,10 @@ pub enum RangeWork {
     /// Bring it to where it belongs: the disks of the member that owns it. Answered with the bytes that are cached
     /// there then; fewer than asked for when the disks did not take them.
     Warm,
-    /// Count the bytes that are cached where they belong.
+    /// Count the bytes that are cached where they belong, in memory or on disk.
     Check,
+    /// Count the bytes that stay where they belong: those on the owner's disks; where it has none, those in memory.
+    Kept,
     /// Drop it, on every member. Answered with the bytes that were dropped; what a member's readers wait for, and
     /// what a member that does not answer holds, stays.
     Evict,

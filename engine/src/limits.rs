@@ -165,6 +165,8 @@ pub const BATCH_BYTES_MAX: usize = 8 << 20;
 pub const BATCH_ENTRIES_MAX: usize = 512;
 /// or is so old.
 pub const BATCH_DELAY_MS: u64 = 100;
+/// One that a warm-up waits for closes this soon while others are about to bring more, else at once.
+pub const BATCH_AWAITED_MS: u64 = 5;
 /// A read from a device that takes longer is given up: the bytes come from the next source.
 pub const DEVICE_READ_MS_MAX: u64 = 1_000;
 /// A device of whose writes and flushes none ends for so many seconds is retired.

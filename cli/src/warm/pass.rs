@@ -128,7 +128,8 @@ impl File {
     async fn part(self: Arc<Self>, bytes: Range<u64>, _permit: OwnedSemaphorePermit) {
         let work = match self.pass.aim {
             Aim::Warm => RangeWork::Warm,
-            Aim::Confirm | Aim::Check(_) => RangeWork::Check,
+            Aim::Confirm => RangeWork::Kept,
+            Aim::Check(_) => RangeWork::Check,
             Aim::Evict(_) => RangeWork::Evict,
         };
         let len_bytes = bytes.end - bytes.start;

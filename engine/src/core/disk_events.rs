@@ -102,6 +102,7 @@ impl<P: Platform> Core<P> {
                 } => {
                     let first = first_page as usize;
                     self.index.settled(block, first..first + pages as usize);
+                    self.warm_ups_settled(now, block);
                 }
             }
         }

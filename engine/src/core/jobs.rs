@@ -6,26 +6,23 @@
 //! asked by a peer                           -> done here
 //! ```
 //!
-//! A warm-up goes through its range a chunk at a time: read it into memory, see that it is on disk, go on. So
-//! it takes no more than the disk can write, and little memory.
+//! How a range is warmed is in [`warm`].
+
+mod warm;
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::group::Reach;
-use super::index::mask_of_bytes;
-use super::read::Read;
-use super::reader::Reader;
+use super::index::{StableMap, mask_of_bytes};
 use super::timers::Due;
 use super::{Core, Tagged};
 use crate::arena::Share;
 use crate::client::{Callback, RangeRequest, RangeWork};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
-use crate::identity::{ObjectVersion, Slot};
+use crate::identity::{BlockId, ObjectVersion, Slot};
 use crate::limits::{
-    BLOCK_BYTES, CHUNK_BYTES, JOBS_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, STRIPE_BYTES,
-    SUB_BLOCK_BYTES, WARM_BYTES_MAX,
+    BLOCK_BYTES, JOBS_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, STRIPE_BYTES, SUB_BLOCK_BYTES,
 };
 use crate::ports::{
     Class, FetchStatus, FetchTag, PeerCore, PeerFailure, Platform, RequestHandle, Time, Transport,
@@ -58,6 +55,8 @@ struct Job {
     pause_until: Option<Time>,
     /// Looks at the present chunk without success.
     tries: u32,
+    /// What a warm-up waits for.
+    waits: Waits,
     /// Calls under way.
     calls: Vec<FetchTag>,
     /// Members that are still to be called.
@@ -69,26 +68,79 @@ struct Job {
     asker: Asker,
 }
 
+/// What a warm-up waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Waits {
+    /// Nothing, or a timer.
+    Nothing,
+    /// Its chunk, from wherever it comes.
+    Read,
+    /// That this block's parts are on disk.
+    Disk(BlockId),
+}
+
 /// Jobs under way.
 #[derive(Default)]
-pub(super) struct Jobs(slab::Slab<Job>);
+pub(super) struct Jobs {
+    all: slab::Slab<Job>,
+    /// How many wait for a read,
+    reading: usize,
+    /// and who waits for the disk, by block.
+    at_disk: StableMap<BlockId, Vec<JobKey>>,
+}
 
 impl Jobs {
     fn get(&mut self, key: JobKey) -> Option<&mut Job> {
-        self.0.get_mut(key.slot).filter(|job| job.id == key.id)
+        self.all.get_mut(key.slot).filter(|job| job.id == key.id)
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.all.len()
+    }
+
+    /// Warm-ups that wait until a block's parts are on disk; they wait no more.
+    pub fn take_at_disk(&mut self, block: BlockId) -> Vec<JobKey> {
+        let keys = self.at_disk.remove(&block).unwrap_or_default();
+        for key in &keys {
+            if let Some(job) = self.get(*key) {
+                job.waits = Waits::Nothing;
+            }
+        }
+        keys
+    }
+
+    fn set_waits(&mut self, key: JobKey, waits: Waits) {
+        let Some(job) = self.get(key) else {
+            return;
+        };
+        let before = std::mem::replace(&mut job.waits, waits);
+        if before == waits {
+            return;
+        }
+        match before {
+            Waits::Nothing => {}
+            Waits::Read => self.reading -= 1,
+            Waits::Disk(block) => {
+                if let Some(keys) = self.at_disk.get_mut(&block) {
+                    keys.retain(|other| *other != key);
+                    if keys.is_empty() {
+                        self.at_disk.remove(&block);
+                    }
+                }
+            }
+        }
+        match waits {
+            Waits::Nothing => {}
+            Waits::Read => self.reading += 1,
+            Waits::Disk(block) => self.at_disk.entry(block).or_default().push(key),
+        }
     }
 }
 
 /// Members that one job has calls at, at a time.
 const JOB_CALLS_MAX: usize = 16;
-/// A warm-up looks again so long after it found no room.
+/// A job looks again so long after it found no room.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Looks after which a chunk that the disk does not take is left in memory.
-const TRIES_MAX: u32 = 200;
 
 impl<P: Platform> Core<P> {
     /// Takes work from this node's ring.
@@ -167,6 +219,7 @@ impl<P: Platform> Core<P> {
             deadline,
             pause_until: None,
             tries: 0,
+            waits: Waits::Nothing,
             calls: Vec::new(),
             to_call: Vec::new(),
             unreached: 0,
@@ -174,7 +227,7 @@ impl<P: Platform> Core<P> {
             asker,
         };
         let key = JobKey {
-            slot: self.jobs.0.insert(job),
+            slot: self.jobs.all.insert(job),
             id,
         };
         self.timers.set(deadline, Due::Job(key));
@@ -191,7 +244,9 @@ impl<P: Platform> Core<P> {
                 }
                 self.call_for_job(now, key);
             }
-            RangeWork::Check | RangeWork::Warm if is_front && !self.group.owns(slot) => {
+            RangeWork::Check | RangeWork::Kept | RangeWork::Warm
+                if is_front && !self.group.owns(slot) =>
+            {
                 let owner = self.group.owner(slot);
                 let owner = owner.and_then(|owner| self.group.core_of(owner, slot));
                 if let Some(job) = self.jobs.get(key) {
@@ -199,7 +254,7 @@ impl<P: Platform> Core<P> {
                 }
                 self.call_for_job(now, key);
             }
-            RangeWork::Check => self.end_job_counted(key),
+            RangeWork::Check | RangeWork::Kept => self.end_job_counted(key),
             RangeWork::Warm => self.warm(now, key),
         }
     }
@@ -228,22 +283,11 @@ impl<P: Platform> Core<P> {
             let (object, offset) = (job.object.clone(), job.bytes.start);
             let len_bytes = (job.bytes.end - offset) as u32;
             let deadline = job.deadline;
-            let call = match job.work {
-                RangeWork::Warm => Call::Warm {
-                    object,
-                    offset,
-                    len_bytes,
-                },
-                RangeWork::Check => Call::Check {
-                    object,
-                    offset,
-                    len_bytes,
-                },
-                RangeWork::Evict => Call::Evict {
-                    object,
-                    offset,
-                    len_bytes,
-                },
+            let call = Call::Range {
+                work: job.work,
+                object,
+                offset,
+                len_bytes,
             };
             let Ok(lease) = self.lease(PAGE_BYTES, Share::Prefetch) else {
                 return self.pause_job(now, key);
@@ -303,13 +347,14 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Ends a job with what is cached of its range now.
+    /// Ends a job with what is cached of its range now; a warm-up with what stays.
     fn end_job_counted(&mut self, key: JobKey) {
         let Some(job) = self.jobs.get(key) else {
             return;
         };
+        let on_disk_only = job.work != RangeWork::Check && self.parts.disk.is_present();
         let (object, bytes) = (job.object.clone(), job.bytes.clone());
-        let cached = self.cached_bytes(&object, bytes);
+        let cached = self.cached_bytes(&object, bytes, on_disk_only);
         self.end_job(key, Ok(cached));
     }
 
@@ -317,7 +362,8 @@ impl<P: Platform> Core<P> {
         if self.jobs.get(key).is_none() {
             return;
         }
-        let job = self.jobs.0.remove(key.slot);
+        self.jobs.set_waits(key, Waits::Nothing);
+        let job = self.jobs.all.remove(key.slot);
         self.timers.clear(job.deadline, Due::Job(key));
         if let Some(until) = job.pause_until {
             self.timers.clear(until, Due::Job(key));
@@ -350,6 +396,12 @@ impl<P: Platform> Core<P> {
             return self.end_job(key, Err(ReadError::Deadline));
         }
         job.pause_until = None;
+        if let Waits::Disk(_) = job.waits {
+            self.jobs.set_waits(key, Waits::Nothing);
+        }
+        let Some(job) = self.jobs.get(key) else {
+            return;
+        };
         match job.to_call.is_empty() {
             false => self.call_for_job(now, key),
             true if job.work == RangeWork::Warm && job.calls.is_empty() => self.warm(now, key),
@@ -357,97 +409,11 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Goes on with a warm-up, as far as it goes now.
-    fn warm(&mut self, now: Time, key: JobKey) {
-        loop {
-            let Some(job) = self.jobs.get(key) else {
-                return;
-            };
-            if job.at >= job.bytes.end {
-                return self.end_job_counted(key);
-            }
-            let (object, at, tries) = (job.object.clone(), job.at, job.tries);
-            let chunk = at - at % CHUNK_BYTES as u64;
-            let end = (chunk + CHUNK_BYTES as u64).min(job.bytes.end);
-            let id = object.block(at);
-            let needs = mask_of_bytes(
-                (at - id.offset()) as usize,
-                (end - id.offset()).min(BLOCK_BYTES as u64) as usize,
-            );
-            let found = self.index.find(id);
-            let present = found.map_or(0, |key| self.index.block(key).present);
-            let on_disk = self.on_disk(id, object.block_len_bytes(id.index));
-            let has_disk = self.parts.disk.is_present();
-            let kept = if has_disk { on_disk } else { present };
-            if kept & needs == needs || (present & needs == needs && tries > TRIES_MAX) {
-                if let Some(job) = self.jobs.get(key) {
-                    (job.at, job.tries) = (end, 0);
-                }
-                continue;
-            }
-            if present & needs == needs {
-                // On its way to disk, or the disk had no room for it: it is offered again.
-                self.keep_again(now, id, needs & !on_disk);
-                return self.pause_job(now, key);
-            }
-            if tries > TRIES_MAX {
-                return self.end_job(key, Err(ReadError::Deadline));
-            }
-            return self.read_for_job(now, key, at..end);
-        }
-    }
-
+    /// Looks again after a while, one try more behind it.
     fn pause_job(&mut self, now: Time, key: JobKey) {
-        let Some(job) = self.jobs.get(key) else {
-            return;
-        };
-        job.tries += 1;
-        let until = now + PAUSE;
-        // A pause up to the deadline shares its timer.
-        if until < job.deadline && job.pause_until.is_none() {
-            job.pause_until = Some(until);
-            self.timers.set(until, Due::Job(key));
-        }
-    }
-
-    fn read_for_job(&mut self, now: Time, key: JobKey, bytes: Range<u64>) {
-        let Some(job) = self.jobs.get(key) else {
-            return;
-        };
-        let (object, deadline) = (job.object.clone(), job.deadline);
-        let want_bytes = (job.bytes.end - bytes.start).min(WARM_BYTES_MAX as u64) as u32;
-        let id = self.next_id();
-        let mut read = Read::bare(id, object, bytes, deadline, Reader::Job(key));
-        read.want_bytes = want_bytes;
-        read.class = Class::WarmUp;
-        read.reach = Reach::READER;
-        self.advance(now, read);
-    }
-
-    /// The chunk that a warm-up waited for is in memory, or is not to be had now.
-    pub(super) fn job_read(&mut self, now: Time, key: JobKey, result: Result<(), ReadError>) {
-        let Some(job) = self.jobs.get(key) else {
-            return;
-        };
-        match result {
-            Ok(()) => self.pause_job_shortly(now, key),
-            // There was no memory for it, or the origin failed it for now.
-            Err(ReadError::Deadline) if job.deadline > now => self.pause_job(now, key),
-            Err(ReadError::Origin(error)) if error.kind.is_transient() && job.deadline > now => {
-                job.tries += TRIES_MAX / 8;
-                self.pause_job(now, key);
-            }
-            Err(error) => self.end_job(key, Err(error)),
-        }
-    }
-
-    /// Not within the answer of its read: that is in the midst of waking others.
-    fn pause_job_shortly(&mut self, now: Time, key: JobKey) {
-        if let Some(job) = self.jobs.get(key)
-            && job.pause_until.is_none()
-        {
-            job.pause_until = Some(now);
-            self.timers.set(now, Due::Job(key));
+        if let Some(job) = self.jobs.get(key) {
+            job.tries += 1;
+            self.look_again(now + PAUSE, key);
         }
     }
 
@@ -457,7 +423,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (object, bytes) = (job.object.clone(), job.bytes.clone());
-        let before = self.cached_bytes(&object, bytes.clone());
+        let before = self.cached_bytes(&object, bytes.clone(), false);
         let mut at = bytes.start;
         while at < bytes.end {
             let id = object.block(at);
@@ -467,14 +433,14 @@ impl<P: Platform> Core<P> {
             }
             at = id.offset() + BLOCK_BYTES as u64;
         }
-        let after = self.cached_bytes(&object, bytes);
+        let after = self.cached_bytes(&object, bytes, false);
         if let Some(job) = self.jobs.get(key) {
             job.dropped_bytes = before.saturating_sub(after);
         }
     }
 
-    /// Bytes of a range that are in memory or on disk.
-    fn cached_bytes(&self, object: &ObjectVersion, range: Range<u64>) -> u64 {
+    /// Bytes of a range that are in memory or on disk, or on disk.
+    fn cached_bytes(&self, object: &ObjectVersion, range: Range<u64>, on_disk_only: bool) -> u64 {
         let (mut at, mut bytes) = (range.start, 0);
         while at < range.end {
             let id = object.block(at);
@@ -482,7 +448,7 @@ impl<P: Platform> Core<P> {
             let start = (at - id.offset()) as usize;
             let stop =
                 ((range.end - id.offset()).min(BLOCK_BYTES as u64) as usize).min(block_bytes);
-            let found = self.index.find(id);
+            let found = self.index.find(id).filter(|_| !on_disk_only);
             let present = found.map_or(0, |key| self.index.block(key).present);
             let mut here = (present | self.on_disk(id, block_bytes)) & mask_of_bytes(start, stop);
             while here != 0 {
@@ -497,7 +463,7 @@ impl<P: Platform> Core<P> {
 
     /// Ends every job.
     pub(super) fn refuse_all_jobs(&mut self) {
-        let all = self.jobs.0.iter();
+        let all = self.jobs.all.iter();
         let keys: Vec<JobKey> = all.map(|(slot, job)| JobKey { slot, id: job.id }).collect();
         for key in keys {
             self.end_job(key, Err(ReadError::Shutdown));

@@ -175,6 +175,24 @@ impl<D: BlockDevice> Disk<D> {
         true
     }
 
+    /// Whether some device would take a part of this block, were there room.
+    pub fn takes(&self, block: BlockId) -> bool {
+        self.device_for(block).is_some()
+    }
+
+    /// Somebody waits for what is staged of this block: its batch closes at `by` at the latest.
+    pub fn close_by(&mut self, block: BlockId, by: Time) {
+        if let Some(number) = self.device_for(block) {
+            let streams = &mut self.logs[number].streams;
+            streams.iter_mut().for_each(|stream| stream.close_by(by));
+        }
+    }
+
+    /// Whether fills that it has taken have not settled yet.
+    pub fn is_writing(&self) -> bool {
+        self.tier.writing_bytes > 0
+    }
+
     /// The device that a block is written to: always the same while the devices are, by their sizes.
     fn device_for(&self, block: BlockId) -> Option<usize> {
         let weight = |log: &Log<D>| match log.is_writable() || log.is_recovering() {

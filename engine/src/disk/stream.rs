@@ -112,6 +112,8 @@ pub(super) struct Stream {
     pub sealing: Vec<Open>,
     /// Close what is staged without waiting for more.
     pub hurry: bool,
+    /// Somebody waits for what is staged: close it by then.
+    close_by: Option<Time>,
 }
 
 impl Stream {
@@ -128,6 +130,7 @@ impl Stream {
             opening: false,
             sealing: Vec::new(),
             hurry: false,
+            close_by: None,
         })
     }
 
@@ -136,6 +139,9 @@ impl Stream {
     }
 
     pub fn stage(&mut self, now: Time, part: Part) {
+        if self.staged.is_empty() {
+            self.close_by = None;
+        }
         self.staged_pages += u64::from(part.pages());
         self.oldest.get_or_insert(now);
         self.staged.push(part);
@@ -162,9 +168,20 @@ impl Stream {
     }
 
     pub fn closes_at(&self) -> Time {
-        self.oldest.map_or(Time::NEVER, |oldest| {
-            oldest + Duration::from_millis(BATCH_DELAY_MS)
-        })
+        let Some(oldest) = self.oldest else {
+            return Time::NEVER;
+        };
+        // Not while there is no region to write to: being due would count as being stuck.
+        let has_region = self.open.is_some() || self.next.is_some();
+        let awaited = self.close_by.filter(|_| has_region).unwrap_or(Time::NEVER);
+        (oldest + Duration::from_millis(BATCH_DELAY_MS)).min(awaited)
+    }
+
+    /// Closes what is staged at `by` at the latest.
+    pub fn close_by(&mut self, by: Time) {
+        if !self.staged.is_empty() {
+            self.close_by = Some(self.close_by.map_or(by, |sooner| sooner.min(by)));
+        }
     }
 
     /// The open region of this number, whether it is still appended to or not.

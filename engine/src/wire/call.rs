@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::bytes::{Put, Reader};
 use super::{WireError, codes};
+use crate::client::RangeWork;
 use crate::errors::OriginErrorKind;
 use crate::identity::{Bucket, ObjectVersion, Validator};
 use crate::limits::{
@@ -33,26 +34,10 @@ pub enum Call {
         /// As for `Head`.
         max_age_ms: u32,
     },
-    /// Bring these bytes to where they belong and keep them there. Answered, with nothing, when they are there.
-    Warm {
-        /// Which version.
-        object: Arc<ObjectVersion>,
-        /// First byte.
-        offset: u64,
-        /// How many, within one stripe.
-        len_bytes: u32,
-    },
-    /// How much of a range is cached. Answered by `CallAnswer::Cached`.
-    Check {
-        /// Which version.
-        object: Arc<ObjectVersion>,
-        /// First byte.
-        offset: u64,
-        /// How many, within one stripe.
-        len_bytes: u32,
-    },
-    /// Drop what is cached of a range.
-    Evict {
+    /// Do this with a range of one stripe. Answered by `CallAnswer::Cached`.
+    Range {
+        /// What.
+        work: RangeWork,
         /// Which version.
         object: Arc<ObjectVersion>,
         /// First byte.
@@ -81,9 +66,9 @@ pub enum CallAnswer {
         /// As for `Head`.
         age_ms: u32,
     },
-    /// Bytes of the range that are cached.
+    /// Bytes of the range that are cached, kept, or were dropped.
     Cached {
-        /// In memory or on disk.
+        /// How many.
         bytes: u64,
     },
 }
@@ -94,6 +79,26 @@ const LIST: u8 = 3;
 const WARM: u8 = 4;
 const CHECK: u8 = 5;
 const EVICT: u8 = 6;
+const KEPT: u8 = 7;
+
+fn work_code(work: RangeWork) -> u8 {
+    match work {
+        RangeWork::Warm => WARM,
+        RangeWork::Check => CHECK,
+        RangeWork::Evict => EVICT,
+        RangeWork::Kept => KEPT,
+    }
+}
+
+fn work_of(code: u8) -> Option<RangeWork> {
+    match code {
+        WARM => Some(RangeWork::Warm),
+        CHECK => Some(RangeWork::Check),
+        EVICT => Some(RangeWork::Evict),
+        KEPT => Some(RangeWork::Kept),
+        _ => None,
+    }
+}
 
 impl Call {
     /// The question as it travels. Longer than `CALL_BYTES_MAX` only when a field is longer than the limits
@@ -123,21 +128,17 @@ impl Call {
                 out.u32(*max_age_ms);
                 put_request(&mut out, request);
             }
-            Call::Warm {
+            Call::Range {
+                work,
                 object,
                 offset,
                 len_bytes,
-            } => put_range(&mut out, WARM, object, *offset, *len_bytes),
-            Call::Check {
-                object,
-                offset,
-                len_bytes,
-            } => put_range(&mut out, CHECK, object, *offset, *len_bytes),
-            Call::Evict {
-                object,
-                offset,
-                len_bytes,
-            } => put_range(&mut out, EVICT, object, *offset, *len_bytes),
+            } => {
+                out.u8(work_code(*work));
+                put_object(&mut out, object);
+                out.u64(*offset);
+                out.u32(*len_bytes);
+            }
         }
         out.into_boxed_slice()
     }
@@ -162,15 +163,17 @@ impl Call {
                 max_age_ms: reader.u32("age")?,
                 request: request(&mut reader)?,
             },
-            kind @ (WARM | CHECK | EVICT) => ranged(&mut reader, kind)?,
-            _ => return Err(WireError::Unknown("question")),
+            code => {
+                let work = work_of(code).ok_or(WireError::Unknown("question"))?;
+                ranged(&mut reader, work)?
+            }
         };
         reader.finish()?;
         Ok(call)
     }
 }
 
-fn ranged(reader: &mut Reader<'_>, kind: u8) -> Result<Call, WireError> {
+fn ranged(reader: &mut Reader<'_>, work: RangeWork) -> Result<Call, WireError> {
     let object = object(reader)?;
     let offset = reader.u64("offset")?;
     let len_bytes = reader.u32("length")?;
@@ -184,22 +187,11 @@ fn ranged(reader: &mut Reader<'_>, kind: u8) -> Result<Call, WireError> {
     if !within || stripe != last {
         return Err(WireError::Limit("range"));
     }
-    Ok(match kind {
-        WARM => Call::Warm {
-            object,
-            offset,
-            len_bytes,
-        },
-        CHECK => Call::Check {
-            object,
-            offset,
-            len_bytes,
-        },
-        _ => Call::Evict {
-            object,
-            offset,
-            len_bytes,
-        },
+    Ok(Call::Range {
+        work,
+        object,
+        offset,
+        len_bytes,
     })
 }
 
@@ -338,13 +330,6 @@ fn object(reader: &mut Reader<'_>) -> Result<Arc<ObjectVersion>, WireError> {
     Ok(Arc::new(ObjectVersion::new(
         bucket, key, validator, size_bytes,
     )))
-}
-
-fn put_range(out: &mut Vec<u8>, kind: u8, object: &ObjectVersion, offset: u64, len_bytes: u32) {
-    out.u8(kind);
-    put_object(out, object);
-    out.u64(offset);
-    out.u32(len_bytes);
 }
 
 fn put_optional(out: &mut Vec<u8>, text: Option<&str>) {

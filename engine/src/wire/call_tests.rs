@@ -47,17 +47,26 @@ fn calls() -> Vec<Call> {
         },
         list(None, true),
         list(Some("next"), false),
-        Call::Warm {
+        Call::Range {
+            work: RangeWork::Warm,
             object: object.clone(),
             offset: 16 << 20,
             len_bytes: 16 << 20,
         },
-        Call::Check {
+        Call::Range {
+            work: RangeWork::Check,
             object: object.clone(),
             offset: 4_096,
             len_bytes: 1,
         },
-        Call::Evict {
+        Call::Range {
+            work: RangeWork::Kept,
+            object: object.clone(),
+            offset: 0,
+            len_bytes: 4_096,
+        },
+        Call::Range {
+            work: RangeWork::Evict,
             object,
             offset: 32 << 20,
             len_bytes: 8 << 20,
@@ -168,7 +177,8 @@ fn limits_are_kept() {
         (40 << 20, 1),
         (u64::MAX, 1),
     ] {
-        let call = Call::Warm {
+        let call = Call::Range {
+            work: RangeWork::Warm,
             object: object.clone(),
             offset,
             len_bytes,

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use forebay_engine::client::RangeWork;
 use forebay_engine::errors::OriginErrorKind;
 use forebay_engine::identity::{Bucket, ObjectId, ObjectVersion, Validator};
 use forebay_engine::ports::{
@@ -158,7 +159,8 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "warm",
-            Call::Warm {
+            Call::Range {
+                work: RangeWork::Warm,
                 object: object.clone(),
                 offset,
                 len_bytes,
@@ -166,7 +168,8 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "check",
-            Call::Check {
+            Call::Range {
+                work: RangeWork::Check,
                 object: object.clone(),
                 offset,
                 len_bytes,
@@ -174,7 +177,17 @@ fn calls() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "evict",
-            Call::Evict {
+            Call::Range {
+                work: RangeWork::Evict,
+                object: object.clone(),
+                offset,
+                len_bytes,
+            },
+        ),
+        (
+            "kept",
+            Call::Range {
+                work: RangeWork::Kept,
                 object,
                 offset,
                 len_bytes,

@@ -37,32 +37,16 @@ impl<P: Platform> Core<P> {
                 let question = Question::List(request);
                 return self.accept_question(now, question, max_age_ms, deadline, peer);
             }
-            Ok(Call::Warm {
+            Ok(Call::Range {
+                work,
                 object,
                 offset,
                 len_bytes,
             }) => {
-                self.serving.names.learn(object.clone());
+                if work == RangeWork::Warm {
+                    self.serving.names.learn(object.clone());
+                }
                 let bytes = offset..offset.saturating_add(u64::from(len_bytes));
-                let work = RangeWork::Warm;
-                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
-            }
-            Ok(Call::Check {
-                object,
-                offset,
-                len_bytes,
-            }) => {
-                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
-                let work = RangeWork::Check;
-                return self.accept_peer_range(now, peer, work, object, bytes, deadline);
-            }
-            Ok(Call::Evict {
-                object,
-                offset,
-                len_bytes,
-            }) => {
-                let bytes = offset..offset.saturating_add(u64::from(len_bytes));
-                let work = RangeWork::Evict;
                 return self.accept_peer_range(now, peer, work, object, bytes, deadline);
             }
             Err(_) => None,

@@ -4,7 +4,7 @@ use super::disk::{ARENA, OBJECT, media};
 use super::group::{OTHERS, everyone};
 use super::*;
 use crate::client::{RangeRequest, RangeWork};
-use crate::limits::STRIPE_BYTES;
+use crate::limits::{BATCH_DELAY_MS, PAGE_BYTES, STRIPE_BYTES};
 use crate::wire::call::{Call, CallAnswer};
 
 type Told = Arc<Mutex<Vec<Result<u64, ReadError>>>>;
@@ -81,6 +81,73 @@ fn a_warm_up_waits_for_a_slow_disk_and_loses_nothing() {
 }
 
 #[test]
+fn small_warm_ups_do_not_wait_for_the_delay_of_a_batch_and_share_batches() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    let begun = bench.clock.now();
+    let jobs: Vec<Told> = (0..16)
+        .map(|n| bench.range(RangeWork::Warm, n * STRIPE, 64 * KIB))
+        .collect();
+    let before = bench.device().overhead_bytes;
+    while jobs.iter().any(|told| told.lock().is_empty()) {
+        match bench.origin.0.borrow().ops.is_empty() {
+            true => bench.pass(Duration::from_millis(1)),
+            false => bench.serve(),
+        }
+        let took = bench.clock.now().since(begun);
+        assert!(took < Duration::from_millis(20), "{took:?}");
+    }
+    assert!(jobs.iter().all(|told| told.lock()[..] == [Ok(64 * KIB)]));
+    // A header page for each batch.
+    let batches = (bench.device().overhead_bytes - before) / PAGE_BYTES as u64;
+    assert!(batches <= 4, "{batches} batches for 16 files");
+    // A reader's bytes wait for more, as ever.
+    bench.get(200 * MIB, 4_096);
+    bench.pass(Duration::from_millis(BATCH_DELAY_MS / 2));
+    assert!(!bench.core.parts.disk.is_quiet());
+}
+
+#[test]
+fn what_is_in_memory_alone_does_not_count_as_kept() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    media.borrow_mut().gone = true;
+    let told = bench.range(RangeWork::Warm, 0, 2 * MIB);
+    assert_eq!(bench.finish(&told), Ok(0), "the disk has vanished");
+    for (work, bytes) in [(RangeWork::Check, 2 * MIB), (RangeWork::Kept, 0)] {
+        let told = bench.range(work, 0, 2 * MIB);
+        assert_eq!(told.lock()[..], [Ok(bytes)], "{work:?}");
+    }
+    let mut bench = Bench::new(64 * MIB, OBJECT);
+    let told = bench.range(RangeWork::Warm, 0, 2 * MIB);
+    assert_eq!(bench.finish(&told), Ok(2 * MIB));
+    let told = bench.range(RangeWork::Kept, 0, 2 * MIB);
+    assert_eq!(
+        told.lock()[..],
+        [Ok(2 * MIB)],
+        "a node without disks keeps it in memory"
+    );
+}
+
+#[test]
+fn a_disk_that_stands_still_for_seconds_is_waited_for() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    media.borrow_mut().hold_writes = true;
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    for _ in 0..500 {
+        match bench.origin.0.borrow().ops.is_empty() {
+            true => bench.pass(Duration::from_millis(10)),
+            false => bench.serve(),
+        }
+    }
+    assert!(told.lock().is_empty());
+    media.borrow_mut().hold_writes = false;
+    assert_eq!(bench.finish(&told), Ok(STRIPE));
+    assert_eq!(bench.core.stats().ledger.total_bytes(), STRIPE);
+}
+
+#[test]
 fn a_warm_up_of_a_node_without_disk_fills_memory() {
     let mut bench = Bench::new(64 * MIB, OBJECT);
     let told = bench.range(RangeWork::Warm, 5 * MIB, 3 * MIB + 5);
@@ -117,7 +184,11 @@ fn the_owner_is_told_to_warm_and_asked_what_it_holds() {
     let mut bench = Bench::new(64 * MIB, 1 << 30);
     bench.view(view.clone());
     let at = bench.stripe_of(&view, OTHERS[0], 0);
-    for (work, answer) in [(RangeWork::Warm, 77), (RangeWork::Check, 5)] {
+    for (work, answer) in [
+        (RangeWork::Warm, 77),
+        (RangeWork::Check, 5),
+        (RangeWork::Kept, 4),
+    ] {
         let told = bench.range(work, at, STRIPE);
         let op = bench.transport.0.borrow_mut().ops.pop_front();
         let Some(TransportOp::Call {
@@ -133,7 +204,11 @@ fn the_owner_is_told_to_warm_and_asked_what_it_holds() {
         };
         assert_eq!((to.peer, class), (OTHERS[0], Class::WarmUp));
         match Call::decode(&body).unwrap() {
-            Call::Warm { offset, .. } | Call::Check { offset, .. } => assert_eq!(offset, at),
+            Call::Range {
+                work: asked,
+                offset,
+                ..
+            } => assert_eq!((asked, offset), (work, at)),
             other => panic!("{other:?}"),
         }
         let bytes = CallAnswer::Cached { bytes: answer }.encode(4096).unwrap();
@@ -161,7 +236,8 @@ fn a_peer_may_have_warmed_only_what_is_owned_here() {
         bench.stripe_of(&view, ME, 0),
         bench.stripe_of(&view, OTHERS[1], 0),
     );
-    let warm = |bench: &Bench, offset| Call::Warm {
+    let warm = |bench: &Bench, offset| Call::Range {
+        work: RangeWork::Warm,
         object: bench.object.clone(),
         offset,
         len_bytes: MIB as u32,
@@ -183,7 +259,8 @@ fn what_is_evicted_is_gone_here_and_at_every_member() {
     let media = media();
     let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
     bench.view(everyone());
-    let call = Call::Warm {
+    let call = Call::Range {
+        work: RangeWork::Warm,
         object: bench.object.clone(),
         offset: bench.stripe_of(&everyone(), ME, 0),
         len_bytes: MIB as u32,
