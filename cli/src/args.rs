@@ -364,6 +364,9 @@ pub struct StatsArgs {
     /// A mount point, or serve:GROUP[/NODE]; may be left out when there is just one.
     #[arg(value_name = "DIR")]
     pub mount_point: Option<PathBuf>,
+    /// What the whole group does: the counters of all members added up, and a row for each.
+    #[arg(long, conflicts_with = "interval")]
+    pub group: bool,
     /// Print JSON; with --interval one line for each.
     #[arg(long)]
     pub json: bool,

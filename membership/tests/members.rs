@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_membership::follow::{Connect, Follower, answer};
+use forebay_membership::follow::{Connect, Follower, answer, ask_stats};
 use forebay_membership::gossip::{Group, GroupConfig};
 use forebay_membership::identity::peer_id;
 use forebay_membership::record::{Record, Usage};
@@ -399,7 +399,7 @@ async fn serve(member: &Member) -> tokio::task::JoinHandle<()> {
         let mut all = tokio::task::JoinSet::new();
         while let Ok((mut stream, _)) = listener.accept().await {
             let views = views.clone();
-            all.spawn(async move { answer(&mut stream, &views).await });
+            all.spawn(async move { answer(&mut stream, &views, no_stats).await });
         }
     })
 }
@@ -429,4 +429,30 @@ async fn a_client_follows_views_and_goes_on_at_another_member() {
     assert_eq!(status.asking, Some(b.address), "{status:?}");
     c.group.leave().await;
     until(|| nodes_of(&views), "a b", 5).await;
+}
+
+async fn no_stats() -> Result<serde_json::Value, String> {
+    Err("it is starting".into())
+}
+
+#[tokio::test]
+async fn a_member_tells_its_counters_or_why_not() {
+    let (mut near, mut far) = tokio::io::duplex(64);
+    let told = std::sync::atomic::AtomicU64::new(0);
+    let stats = || async {
+        match told.fetch_add(1, std::sync::atomic::Ordering::Relaxed) {
+            0 => no_stats().await,
+            n => Ok(serde_json::json!({"reads": n})),
+        }
+    };
+    let views = Views::default();
+    let asked = async {
+        let error = ask_stats(&mut near).await.unwrap_err().to_string();
+        assert_eq!(error, "it is starting");
+        let told = ask_stats(&mut near).await.unwrap();
+        assert_eq!(told["reads"], 1, "the connection goes on");
+        drop(near);
+    };
+    let (answered, ()) = tokio::join!(answer(&mut far, &views, stats), asked);
+    answered.unwrap();
 }

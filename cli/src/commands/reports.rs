@@ -13,6 +13,7 @@ use crate::cache::{Cache, WatchedCache};
 use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
 use crate::control::server::Reports;
 use crate::group::Group;
+use crate::group::stats::{GroupCounts, GroupStats, TellCounts};
 use crate::host::core_stats;
 use crate::host::cores::Spin;
 
@@ -70,6 +71,7 @@ impl<R: Reply> DaemonReports<R> {
             fixed,
         });
         if let Some(group) = &assembly.group {
+            group.tell_counts(counts_of(&reports));
             let reports = reports.clone();
             group.publish_usage(move || reports.usage());
         }
@@ -124,6 +126,20 @@ impl<R: Reply> Reports for DaemonReports<R> {
             self.since.elapsed().as_secs_f64(),
         )
     }
+
+    fn group_stats(&self) -> Option<GroupStats> {
+        let group = self.group.as_ref()?;
+        Some(group.stats(GroupCounts::from(&self.stats())))
+    }
+}
+
+/// What this node tells others of its counters. It does not keep the reports, which keep the group.
+fn counts_of<R: Reply>(reports: &Arc<DaemonReports<R>>) -> TellCounts {
+    let reports = Arc::downgrade(reports);
+    Arc::new(move || {
+        let reports = reports.upgrade()?;
+        Some(GroupCounts::from(&reports.stats()))
+    })
 }
 
 /// A mount's names and files.

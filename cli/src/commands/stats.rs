@@ -1,14 +1,16 @@
-//! `forebay stats`: what a mount reads, once or live.
+//! `forebay stats`: what a mount reads, once or live; what a group does.
+
+mod group;
 
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::choose;
 use crate::args::StatsArgs;
 use crate::control::client::ControlClient;
 use crate::control::disk_report::DeviceCounts;
-use crate::control::report::{Percentiles, StatsReport};
+use crate::control::report::{PeerCounts, Percentiles, StatsReport, Tiers};
 use crate::output::{json, percent, print, table};
 use crate::units::{Bytes, show_duration};
 
@@ -20,7 +22,20 @@ const LINES_PER_HEADER: usize = 20;
 /// # Errors
 /// When the mount is not there or does not answer.
 pub fn run(args: &StatsArgs) -> Result<()> {
-    let (client, _) = choose(args.mount_point.as_deref())?;
+    let (client, status) = choose(args.mount_point.as_deref())?;
+    if args.group {
+        let stats = client.group_stats()?.with_context(|| {
+            format!(
+                "{} is in no group: it was started without --peers and --listen",
+                status.name()
+            )
+        })?;
+        let text = match args.json {
+            true => json(&stats, true)?,
+            false => group::all(&stats),
+        };
+        return print(&text).map(drop);
+    }
     match args.interval {
         Some(interval) => live(&client, interval, args.json),
         None => {
@@ -75,7 +90,8 @@ fn rates(before: &StatsReport, now: &StatsReport) -> String {
     let since = |get: fn(&StatsReport) -> u64| get(now).saturating_sub(get(before));
     let hits = since(|stats| stats.tiers.memory.hits);
     let disk = since(|stats| stats.tiers.disk.hits);
-    let all = hits + disk + since(|stats| stats.tiers.origin.hits);
+    let group = since(|stats| stats.tiers.group.hits);
+    let all = hits + disk + group + since(|stats| stats.tiers.origin.hits);
     let pair = |p: &Percentiles| format!("{:.0}/{:.0}", p.p50_us, p.p99_us);
     format!(
         "{:>10.0} {:>10} {:>7} {:>7} {:>10} {:>6.0} {:>8.0} {:>8} {:>7} {:>17} {:>19} {:>20} {:>11}",
@@ -106,6 +122,9 @@ fn written_bytes(stats: &StatsReport) -> u64 {
 /// Every counter, for people.
 fn all(stats: &StatsReport) -> String {
     let mut sections = vec![reads(stats), origin(stats), latency(stats), cache(stats)];
+    if stats.peers != PeerCounts::default() {
+        sections.push(peers(stats));
+    }
     if !stats.disk.devices.is_empty() {
         sections.push(disk(stats));
     }
@@ -119,7 +138,7 @@ fn cells<const N: usize>(cells: [&str; N]) -> Vec<String> {
 
 fn reads(stats: &StatsReport) -> String {
     let tiers = &stats.tiers;
-    let total = tiers.memory.hits + tiers.disk.hits + tiers.origin.hits;
+    let total = hits(tiers);
     let tier = |name: &str, hits: u64, bytes: u64| {
         vec![
             name.to_owned(),
@@ -132,6 +151,7 @@ fn reads(stats: &StatsReport) -> String {
         cells(["READS", "hits", "share", "bytes"]),
         tier("memory", tiers.memory.hits, tiers.memory.bytes),
         tier("disk", tiers.disk.hits, tiers.disk.bytes),
+        tier("group", tiers.group.hits, tiers.group.bytes),
         tier("origin", tiers.origin.hits, tiers.origin.bytes),
         tier("all", stats.reads.answered, stats.reads.bytes),
     ];
@@ -175,6 +195,26 @@ fn origin(stats: &StatsReport) -> String {
     )
 }
 
+/// What went to other members and came from them.
+fn peers(stats: &StatsReport) -> String {
+    let peers = &stats.peers;
+    format!(
+        "PEERS  received {} in {} requests (not answered {}); served {} in {} requests (declined {}, failed {})\n",
+        Bytes(peers.received_bytes),
+        peers.asked,
+        peers.failures,
+        Bytes(peers.served_bytes),
+        peers.served,
+        peers.declined,
+        peers.serve_errors
+    )
+}
+
+/// Reads that were answered, from wherever.
+fn hits(tiers: &Tiers) -> u64 {
+    tiers.memory.hits + tiers.disk.hits + tiers.group.hits + tiers.origin.hits
+}
+
 fn latency(stats: &StatsReport) -> String {
     let shown = |micros: f64| show_duration(Duration::from_nanos((micros * 1e3) as u64));
     let row = |name: &str, p: &Percentiles| {
@@ -188,6 +228,7 @@ fn latency(stats: &StatsReport) -> String {
         cells(["LATENCY", "reads", "p50", "p90", "p99", "p99.9", "max"]),
         row("memory", &stats.latency.hit),
         row("disk", &stats.latency.disk),
+        row("group", &stats.latency.group),
         row("origin", &stats.latency.miss),
     ];
     table(&rows, &[1, 2, 3, 4, 5, 6])

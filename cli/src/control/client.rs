@@ -13,6 +13,7 @@ use tokio::net::UnixStream;
 
 use super::report::{StatsReport, StatusReport};
 use super::sockets::{self, is_alive};
+use crate::group::stats::GroupStats;
 
 /// Longest wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,16 +53,27 @@ impl ControlClient {
         self.get("/stats")
     }
 
+    /// What its group did; none for a node on its own.
+    ///
+    /// # Errors
+    /// When the daemon does not answer.
+    pub fn group_stats(&self) -> Result<Option<GroupStats>> {
+        self.get_within("/group-stats", 2 * ANSWER_TIMEOUT)
+    }
+
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        self.get_within(path, ANSWER_TIMEOUT)
+    }
+
+    fn get_within<T: DeserializeOwned>(&self, path: &str, within: Duration) -> Result<T> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .context("cannot start a tokio runtime")?;
-        let answer = runtime.block_on(async {
-            tokio::time::timeout(ANSWER_TIMEOUT, fetch(&self.socket, path)).await
-        });
+        let answer = runtime
+            .block_on(async { tokio::time::timeout(within, fetch(&self.socket, path)).await });
         let body = answer
-            .unwrap_or_else(|_| bail!("no answer within {} s", ANSWER_TIMEOUT.as_secs()))
+            .unwrap_or_else(|_| bail!("no answer within {} s", within.as_secs()))
             .with_context(|| format!("the daemon at {} does not answer", self.socket.display()))?;
         serde_json::from_slice(&body).with_context(|| {
             format!(

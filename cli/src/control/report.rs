@@ -88,6 +88,9 @@ pub struct StatsReport {
     pub tiers: Tiers,
     /// What went to the origin.
     pub origin: OriginCounts,
+    /// What went to other members and came from them.
+    #[serde(default)]
+    pub peers: PeerCounts,
     /// What the memory tier holds.
     pub cache: CacheCounts,
     /// What the cache on disk holds and did.
@@ -101,6 +104,7 @@ pub struct StatsReport {
 
 /// All reads that front ends sent.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ReadCounts {
     /// Answered with bytes.
     pub answered: u64,
@@ -116,12 +120,14 @@ pub struct ReadCounts {
 
 /// Reads by the tier that had the bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Tiers {
     /// Answered from memory without waiting.
     pub memory: TierCounts,
     /// Waited for the cache on disk, and for nothing farther away.
-    #[serde(default)]
     pub disk: TierCounts,
+    /// Waited for other members, and not for the origin.
+    pub group: TierCounts,
     /// Waited for the origin.
     pub origin: TierCounts,
     /// Of those, joined a fetch that was already under way.
@@ -130,6 +136,7 @@ pub struct Tiers {
 
 /// Reads of one tier.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct TierCounts {
     /// How many.
     pub hits: u64,
@@ -139,6 +146,7 @@ pub struct TierCounts {
 
 /// What went to the origin.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct OriginCounts {
     /// Bytes of bodies that arrived.
     pub bytes: u64,
@@ -157,8 +165,29 @@ pub struct OriginCounts {
     pub errors: u64,
 }
 
+/// What went to other members and came from them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PeerCounts {
+    /// Requests for bytes sent to other members, each attempt counted.
+    pub asked: u64,
+    /// Bytes that they sent.
+    pub received_bytes: u64,
+    /// Requests that they did not answer.
+    pub failures: u64,
+    /// Requests of others answered with bytes.
+    pub served: u64,
+    /// Bytes of those.
+    pub served_bytes: u64,
+    /// Requests of others answered without: not cached here, or not this member's.
+    pub declined: u64,
+    /// Requests of others that failed here.
+    pub serve_errors: u64,
+}
+
 /// What the memory tier holds and lost.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct CacheCounts {
     /// Buffers of all cores.
     pub arena_bytes: u64,
@@ -178,12 +207,14 @@ pub struct CacheCounts {
 
 /// Latencies by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Latencies {
     /// Reads answered from memory.
     pub hit: Percentiles,
     /// Reads that waited for the cache on disk.
-    #[serde(default)]
     pub disk: Percentiles,
+    /// Reads that waited for other members.
+    pub group: Percentiles,
     /// Reads that waited for the origin.
     pub miss: Percentiles,
 }
@@ -240,6 +271,10 @@ impl StatsReport {
                     hits: all.disk_hits,
                     bytes: all.disk_hit_bytes,
                 },
+                group: TierCounts {
+                    hits: all.group_hits,
+                    bytes: all.group_hit_bytes,
+                },
                 origin: TierCounts {
                     hits: all.misses,
                     bytes: all.miss_bytes,
@@ -255,6 +290,15 @@ impl StatsReport {
                 retries: all.retries,
                 errors: all.origin_errors,
             },
+            peers: PeerCounts {
+                asked: all.pulls,
+                received_bytes: all.pulled_bytes,
+                failures: all.peer_failures,
+                served: all.serves,
+                served_bytes: all.served_bytes,
+                declined: all.serves_declined,
+                serve_errors: all.serve_errors,
+            },
             cache: CacheCounts {
                 arena_bytes: all.memory_bytes,
                 cached_bytes: all.memory_used_bytes,
@@ -268,6 +312,7 @@ impl StatsReport {
             latency: Latencies {
                 hit: percentiles(&all.hit_latency_ns),
                 disk: percentiles(&all.disk_latency_ns),
+                group: percentiles(&all.group_latency_ns),
                 miss: percentiles(&all.miss_latency_ns),
             },
             namespace,
@@ -337,6 +382,8 @@ mod tests {
             "/reads/answered",
             "/tiers/memory/hits",
             "/tiers/disk/hits",
+            "/tiers/group/hits",
+            "/peers/received_bytes",
             "/tiers/origin/bytes",
             "/origin/bytes_by_reason/cold",
             "/origin/gets",

@@ -15,6 +15,7 @@ use tokio::net::UnixListener;
 
 use super::report::{StatsReport, StatusReport};
 use super::sockets::make_runtime_dir;
+use crate::group::stats::GroupStats;
 
 /// What a mount tells about itself. Called on a thread that may wait.
 pub trait Reports: Send + Sync + 'static {
@@ -22,6 +23,10 @@ pub trait Reports: Send + Sync + 'static {
     fn status(&self) -> StatusReport;
     /// What it did.
     fn stats(&self) -> StatsReport;
+    /// What its group did; none for a node on its own.
+    fn group_stats(&self) -> Option<GroupStats> {
+        None
+    }
 }
 
 /// A socket that is listened on.
@@ -84,7 +89,7 @@ impl ControlSocket {
         &self.guard.path
     }
 
-    /// Answers `/status` and `/stats` on the present tokio runtime until the task is dropped.
+    /// Answers `/status`, `/stats` and `/group-stats` on the present tokio runtime until the task is dropped.
     /// The socket is removed with the guard.
     ///
     /// # Errors
@@ -111,6 +116,7 @@ impl ControlSocket {
         let router = Router::new()
             .route("/status", get(status))
             .route("/stats", get(stats))
+            .route("/group-stats", get(group_stats))
             .with_state(reports)
             .merge(more);
         let task = tokio::spawn(async move {
@@ -128,6 +134,12 @@ async fn status(State(reports): State<Arc<dyn Reports>>) -> Result<Json<StatusRe
 
 async fn stats(State(reports): State<Arc<dyn Reports>>) -> Result<Json<StatsReport>, StatusCode> {
     off_thread(move || reports.stats()).await
+}
+
+async fn group_stats(
+    State(reports): State<Arc<dyn Reports>>,
+) -> Result<Json<Option<GroupStats>>, StatusCode> {
+    off_thread(move || reports.group_stats()).await
 }
 
 /// Reports wait for the cores' answers: not on the control runtime's own thread.

@@ -5,10 +5,12 @@
 //! | [`plan`] | what the flags ask for, checked |
 //! | [`running`] | the endpoint, the membership and the views, until the end |
 //! | [`report`] | what `status` tells of the group |
+//! | [`stats`] | what `stats --group` tells: every member's counters |
 
 pub mod plan;
 pub mod report;
 pub mod running;
+pub mod stats;
 
 pub use plan::{GroupPlan, Role};
 pub use running::Group;

@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 
 use super::plan::{GroupPlan, Role};
 use super::report::GroupReport;
+use super::stats::{GroupCounts, GroupStats, MemberStats, TellCounts, ask_all};
 use crate::host::Peers;
 
 /// Free ports that are tried when the port is 0: one may be free for TCP and taken for UDP.
@@ -36,6 +37,8 @@ pub struct Group {
     socket: parking_lot::Mutex<Option<UdpSocket>>,
     addresses: Vec<SocketAddr>,
     joined: OnceLock<Joined>,
+    /// What others are told of this node's counters, once it is known.
+    counts: Arc<OnceLock<TellCounts>>,
 }
 
 /// How views come.
@@ -62,8 +65,9 @@ impl Group {
         let views = Views::default();
         let known = endpoint.clone();
         views.before_change(move |view| known.set_members(view.placement.view()));
+        let counts = Arc::new(OnceLock::new());
         if plan.is_member() {
-            runtime.spawn(answer_clients(control, views.clone()));
+            runtime.spawn(answer_all(control, views.clone(), counts.clone()));
         }
         let addresses = match (&plan.role, endpoint.addresses().first()) {
             (Role::Member { addresses, .. }, Some(bound)) => addresses
@@ -80,6 +84,7 @@ impl Group {
             socket: parking_lot::Mutex::new(socket),
             addresses,
             joined: OnceLock::new(),
+            counts,
         }))
     }
 
@@ -179,6 +184,35 @@ impl Group {
         });
     }
 
+    /// Answers members that ask for this node's counters from now on.
+    pub fn tell_counts(&self, counts: TellCounts) {
+        let _ = self.counts.set(counts);
+    }
+
+    /// What all members did: asks each of them, and waits for at most some seconds. `own` is what this node did.
+    /// Not for the runtime's own threads.
+    pub fn stats(&self, own: GroupCounts) -> GroupStats {
+        let newest = self.views.newest();
+        let members = newest.iter().flat_map(|view| view.roster.members());
+        let others = members.filter(|member| member.id != self.plan.me).cloned();
+        let mut rows = self
+            .runtime
+            .block_on(ask_all(&self.endpoint, others.collect()));
+        let role = if self.plan.is_member() {
+            "member"
+        } else {
+            "client"
+        };
+        rows.push(MemberStats {
+            node: self.plan.node.clone(),
+            role: role.to_owned(),
+            this: true,
+            counts: Some(own),
+            error: None,
+        });
+        GroupStats::new(&self.plan.group, rows)
+    }
+
     /// Says farewell, so that the others stop asking. Takes half a second.
     pub fn leave(&self) {
         if let Some(Joined::Member(group)) = self.joined.get() {
@@ -253,15 +287,26 @@ fn open_endpoint(
     )
 }
 
-/// Answers what take-only clients ask over their control connections.
-async fn answer_clients(mut control: ControlIncoming, views: Views) {
-    while let Some((client, mut stream)) = control.next().await {
-        let views = views.clone();
+/// Answers what clients and members ask over their control connections.
+async fn answer_all(mut control: ControlIncoming, views: Views, counts: Arc<OnceLock<TellCounts>>) {
+    while let Some((peer, mut stream)) = control.next().await {
+        let (views, counts) = (views.clone(), counts.clone());
         tokio::spawn(async move {
-            if let Err(error) = answer(&mut stream, &views).await {
-                tracing::debug!("client {:016x}: {error}", client.0);
+            let stats = || tell(counts.get().cloned());
+            if let Err(error) = answer(&mut stream, &views, stats).await {
+                tracing::debug!("control connection of {:016x}: {error}", peer.0);
             }
         });
+    }
+}
+
+/// This node's counters, as they travel.
+async fn tell(counts: Option<TellCounts>) -> Result<serde_json::Value, String> {
+    let counts = counts.ok_or("it is starting")?;
+    let told = tokio::task::spawn_blocking(move || counts()).await;
+    match told {
+        Ok(Some(counts)) => serde_json::to_value(counts).map_err(|error| error.to_string()),
+        _ => Err("it is ending".into()),
     }
 }
 

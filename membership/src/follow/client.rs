@@ -36,6 +36,29 @@ pub trait Connect: Send + Sync + 'static {
     fn connect(&self, to: SocketAddr) -> impl Future<Output = Result<Self::Stream>> + Send;
 }
 
+/// Asks a member for its counters over a proven control connection.
+///
+/// # Errors
+/// When the connection fails or ends, or the member does not tell them.
+pub async fn ask_stats(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+) -> Result<serde_json::Value> {
+    write(stream, &Question::GetStats).await?;
+    match read(stream, MESSAGE_BYTES_MAX).await? {
+        Some(Answer::Stats(stats)) => Ok(stats),
+        Some(Answer::Error(why)) => Err(Error::other(why)),
+        Some(_) => Err(Error::new(
+            ErrorKind::InvalidData,
+            "it answered something else",
+        )),
+        // One that does not know the question ends the connection.
+        None => Err(Error::new(
+            ErrorKind::UnexpectedEof,
+            "it ended the connection: is its software older?",
+        )),
+    }
+}
+
 /// How following fares.
 #[derive(Clone, Debug, Default)]
 pub struct FollowerStatus {
@@ -166,6 +189,12 @@ impl<C: Connect> Asker<C> {
                 None => return Ok(()),
                 Some(Answer::Unchanged) => {}
                 Some(Answer::Error(error)) => return Err(Error::other(error)),
+                Some(Answer::Stats(_)) => {
+                    return Err(Error::new(
+                        ErrorKind::InvalidData,
+                        "it answered something else",
+                    ));
+                }
                 Some(Answer::View(members)) => self.publish(Roster::new(members)).await?,
             }
             *self.status.lock() = FollowerStatus {

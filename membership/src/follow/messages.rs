@@ -19,17 +19,21 @@ pub const QUESTION_BYTES_MAX: usize = 4 << 10;
 pub enum Question {
     /// The view, when it is another than this fingerprint's (16 hexadecimal digits, or empty for none yet).
     GetView(String),
+    /// The counters of the member that is asked.
+    GetStats,
 }
 
 /// What is answered.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Answer {
     /// The members, sorted by id.
     View(Vec<Listed>),
     /// The asker's view is still the newest.
     Unchanged,
-    /// The question was not understood.
+    /// The counters, in a form that those agree on who tell and ask.
+    Stats(serde_json::Value),
+    /// Why there is no answer: the question was not understood, or cannot be answered now.
     Error(String),
 }
 
@@ -131,6 +135,12 @@ mod tests {
             serde_json::to_string(&Question::GetView("00".into())).unwrap(),
             r#"{"get_view":"00"}"#
         );
+        assert_eq!(
+            serde_json::to_string(&Question::GetStats).unwrap(),
+            r#""get_stats""#
+        );
+        let stats = Answer::Stats(serde_json::json!({"a": 1}));
+        assert_eq!(text(&stats), r#"{"stats":{"a":1}}"#);
         assert_eq!(text(&Answer::Unchanged), r#""unchanged""#);
         let view = text(&Answer::View(vec![listed("g", "a", 1)]));
         assert!(view.starts_with(r#"{"view":[{"id":""#), "{view}");

@@ -1,6 +1,7 @@
 //! A member's side.
 
-use std::io::Result;
+use std::future::Future;
+use std::io;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -12,26 +13,39 @@ use crate::views::Views;
 /// A question is answered after so long although nothing changed: the asker sees that the member lives.
 pub(super) const ANSWER_AFTER: Duration = Duration::from_secs(20);
 
-/// Answers the questions of one proven control connection until it ends.
+/// Answers the questions of one proven control connection until it ends. `stats` tells this member's counters, or why
+/// it does not.
 ///
 /// # Errors
 /// When the connection fails, or brings what is not a question.
-pub async fn answer(
+pub async fn answer<F>(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     views: &Views,
-) -> Result<()> {
-    while let Some(Question::GetView(known)) = read(stream, QUESTION_BYTES_MAX).await? {
-        let reply = match (known.is_empty(), from_hex(&known)) {
-            (false, None) => {
-                Answer::Error("get_view wants 16 hexadecimal digits, or nothing".into())
-            }
-            (_, known) => tokio::time::timeout(ANSWER_AFTER, other_than(views, known))
-                .await
-                .unwrap_or(Answer::Unchanged),
+    stats: impl Fn() -> F,
+) -> io::Result<()>
+where
+    F: Future<Output = Result<serde_json::Value, String>>,
+{
+    while let Some(question) = read(stream, QUESTION_BYTES_MAX).await? {
+        let reply = match question {
+            Question::GetView(known) => view(views, &known).await,
+            Question::GetStats => match stats().await {
+                Ok(stats) => Answer::Stats(stats),
+                Err(why) => Answer::Error(why),
+            },
         };
         write(stream, &reply).await?;
     }
     Ok(())
+}
+
+async fn view(views: &Views, known: &str) -> Answer {
+    match (known.is_empty(), from_hex(known)) {
+        (false, None) => Answer::Error("get_view wants 16 hexadecimal digits, or nothing".into()),
+        (_, known) => tokio::time::timeout(ANSWER_AFTER, other_than(views, known))
+            .await
+            .unwrap_or(Answer::Unchanged),
+    }
 }
 
 async fn other_than(views: &Views, known: Option<u64>) -> Answer {
