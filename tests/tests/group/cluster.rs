@@ -11,6 +11,7 @@ use forebay_cli::control::report::StatusReport;
 use rustix::process::Signal;
 use serde_json::Value;
 
+use super::owners::Stored;
 use super::support::{COMMAND_TIMEOUT, Place, Running, eventually, is_running, pattern, send};
 
 /// The group's name in all tests.
@@ -107,8 +108,16 @@ impl Cluster {
     /// Starts all members at once and waits until each knows all.
     #[track_caller]
     pub fn serve_all(&self) {
-        let start =
-            |name: &String| Running::start(&mut self.place.command(&self.serve_args(name, &[])));
+        self.serve_all_with(|_| &[]);
+    }
+
+    /// The same with further arguments for each.
+    #[track_caller]
+    pub fn serve_all_with(&self, more: impl Fn(&str) -> &'static [&'static str]) {
+        let start = |name: &String| {
+            let args = self.serve_args(name, more(name));
+            Running::start(&mut self.place.command(&args))
+        };
         let starts: Vec<Running> = self.names.iter().map(start).collect();
         starts
             .into_iter()
@@ -120,7 +129,13 @@ impl Cluster {
     /// Waits until each of `names` sees just these as members.
     #[track_caller]
     pub fn until_members(&self, names: &[&str]) {
-        for name in names {
+        self.until_seen(names, names);
+    }
+
+    /// Waits until each of `by` sees just `names` as members.
+    #[track_caller]
+    fn until_seen(&self, by: &[&str], names: &[&str]) {
+        for name in by {
             eventually("the members see each other", || {
                 self.seen_by(name).is_some_and(|seen| seen == *names)
             });
@@ -157,6 +172,26 @@ impl Cluster {
         eventually("the killed member is gone", || !is_running(pid));
     }
 
+    /// Starts the members but one, which mounts the bucket at `m` as a member; waits until each knows all.
+    #[track_caller]
+    pub fn serve_all_and_mount(&self, name: &str) -> std::path::PathBuf {
+        for other in self.names.iter().filter(|other| *other != name) {
+            self.serve(other, &[]);
+        }
+        let path = self.place.dir("m");
+        // All that a member's arguments say, but of another command.
+        let args = self.serve_args(name, &[]);
+        let args = args.iter().map(String::as_str);
+        let args: Vec<&str> = args.filter(|arg| *arg != "--background").skip(2).collect();
+        self.place
+            .run(&[&["mount", "s3://bucket", "m"][..], &args].concat())
+            .ok();
+        let all: Vec<&str> = self.names.iter().map(String::as_str).collect();
+        let others: Vec<&str> = all.iter().copied().filter(|other| *other != name).collect();
+        self.until_seen(&others, &all);
+        path
+    }
+
     /// Mounts the bucket at `m` as a client that only takes.
     #[track_caller]
     pub fn mount_client(&self, more: &[&str]) -> std::path::PathBuf {
@@ -188,12 +223,21 @@ impl Cluster {
 
 /// Objects `name-N` of these lengths, each with other bytes.
 pub fn put_objects(place: &Place, name: &str, lengths: &[usize]) -> u64 {
-    for (n, len) in lengths.iter().enumerate() {
-        place
-            .server
-            .put("bucket", format!("{name}-{n}"), pattern(*len, n as u8 + 1));
-    }
-    lengths.iter().map(|len| *len as u64).sum()
+    let stored = store_objects(place, name, lengths);
+    stored.iter().map(|object| object.len_bytes).sum()
+}
+
+/// The same; which they are.
+pub fn store_objects(place: &Place, name: &str, lengths: &[usize]) -> Vec<Stored> {
+    let put = |(n, len): (usize, &usize)| {
+        let (key, bytes) = (format!("{name}-{n}"), pattern(*len, n as u8 + 1));
+        Stored {
+            etag: place.server.put("bucket", &key, bytes),
+            key,
+            len_bytes: *len as u64,
+        }
+    };
+    lengths.iter().enumerate().map(put).collect()
 }
 
 /// Reads them all past the kernel's page cache, and compares every byte.

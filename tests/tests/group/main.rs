@@ -7,4 +7,7 @@ mod support;
 
 mod cluster;
 mod commands;
+mod owners;
 mod reading;
+mod stats;
+mod warm;

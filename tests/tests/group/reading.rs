@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use super::cluster::{Cluster, GROUP, SILENCE_MAX, put_objects, read_objects};
+use super::cluster::{Cluster, GROUP, SILENCE_MAX, put_objects, read_objects, store_objects};
+use super::owners::owned_bytes;
 use super::support::{have_fuse, send};
 
 const MIB: usize = 1 << 20;
@@ -63,20 +64,7 @@ fn a_member_with_a_mount_shares_what_it_reads() {
     }
     let cluster = Cluster::new(2);
     let total = put_objects(&cluster.place, "o", &LENGTHS);
-    cluster.serve("a", &[]);
-    let (listen, peers) = (format!("{}:7440", cluster.address("b")), cluster.peers());
-    let path = cluster.place.dir("m");
-    let args = [
-        "mount",
-        "s3://bucket",
-        "m",
-        "--node-id",
-        "b",
-        "--cache-group",
-        GROUP,
-    ];
-    let group = ["--listen", &listen, "--peers", &peers, "--attr-ttl", "1h"];
-    cluster.place.run(&[&args[..], &group[..]].concat()).ok();
+    let path = cluster.serve_all_and_mount("b");
     read_objects(&path, "o", &LENGTHS);
     let bytes = cluster.place.server.counters().body_bytes;
     assert!(bytes as f64 <= 1.01 * total as f64, "{bytes} of {total}");
@@ -93,27 +81,34 @@ fn a_killed_member_costs_what_it_held_and_no_error() {
         return;
     }
     let cluster = Cluster::new(3);
-    let total = put_objects(&cluster.place, "o", &LENGTHS);
+    let objects = store_objects(&cluster.place, "o", &LENGTHS);
     cluster.serve_all();
+    let owned = owned_bytes(&cluster, "a", &objects);
     let path = cluster.mount_client(&[]);
     read_objects(&path, "o", &LENGTHS);
-    let cold = cluster.place.server.counters().body_bytes;
+    let mut before = cluster.place.server.counters().body_bytes;
+    let mut read_again = || {
+        // With empty memory, so that the members are asked for everything.
+        cluster.place.run(&["umount", "m"]).ok();
+        let path = cluster.mount_client(&[]);
+        read_objects(&path, "o", &LENGTHS);
+        let now = cluster.place.server.counters().body_bytes;
+        now - std::mem::replace(&mut before, now)
+    };
+    assert_eq!(read_again(), 0, "all of it is at the members");
     cluster.kill("b");
     let killed = Instant::now();
-    read_objects(&path, "o", &LENGTHS);
-    // In the client's memory is some of it, at the other members the rest that the killed one did not own.
-    let again = cluster.place.server.counters().body_bytes - cold;
-    assert!(again < total, "{again} of {total} were read again");
+    assert_eq!(read_again(), owned["b"], "what it owned, of {owned:?}");
     cluster.until_members(&["a", "c"]);
     let took = killed.elapsed();
     assert!(
         took > Duration::from_secs(7) && took < SILENCE_MAX,
         "gone after {took:?}"
     );
-    read_objects(&path, "o", &LENGTHS);
+    assert_eq!(read_again(), 0, "the stand-ins own it now");
     cluster.serve("b", &[]);
     cluster.until_members(&["a", "b", "c"]);
-    read_objects(&path, "o", &LENGTHS);
+    assert_eq!(read_again(), 0, "it has it on its disk, or the others do");
     cluster.place.run(&["umount", "m"]).ok();
 }
 
