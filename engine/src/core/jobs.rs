@@ -26,7 +26,7 @@ use crate::limits::{
 };
 use crate::ports::{
     Class, FetchStatus, FetchTag, PeerCore, PeerFailure, Platform, RequestHandle, Time, Transport,
-    TransportOp,
+    TransportError, TransportOp,
 };
 use crate::wire::call::{Call, CallAnswer};
 
@@ -313,24 +313,24 @@ impl<P: Platform> Core<P> {
     }
 
     /// A member answered a job's call, or did not.
-    pub(super) fn job_told(&mut self, key: JobKey, tag: FetchTag, bytes: Option<&[u8]>) {
+    pub(super) fn job_told(
+        &mut self,
+        key: JobKey,
+        tag: FetchTag,
+        outcome: Result<(FetchStatus, &[u8]), TransportError>,
+    ) {
         let now = self.now;
         let Some(job) = self.jobs.get(key) else {
             return;
         };
         job.calls.retain(|call| *call != tag);
-        let told = bytes.and_then(|bytes| match CallAnswer::decode(bytes) {
-            Ok(CallAnswer::Cached { bytes }) => Some(bytes),
-            _ => None,
-        });
-        match (job.work, told) {
+        match (job.work, told(outcome)) {
             (RangeWork::Evict, told) => {
+                job.unreached += usize::from(told.is_err());
                 job.dropped_bytes += told.unwrap_or(0);
-                job.unreached += usize::from(told.is_none());
                 self.call_for_job(now, key);
             }
-            (_, Some(bytes)) => self.end_job(key, Ok(bytes)),
-            (_, None) => self.end_job(key, Err(unreachable())),
+            (_, told) => self.end_job(key, told),
         }
     }
 
@@ -468,6 +468,22 @@ impl<P: Platform> Core<P> {
         for key in keys {
             self.end_job(key, Err(ReadError::Shutdown));
         }
+    }
+}
+
+/// What became of a call. Why the owner failed is told as it is: it may be for good.
+fn told(outcome: Result<(FetchStatus, &[u8]), TransportError>) -> Result<u64, ReadError> {
+    match outcome {
+        Ok((FetchStatus::Bytes, bytes)) => match CallAnswer::decode(bytes) {
+            Ok(CallAnswer::Cached { bytes }) => Ok(bytes),
+            _ => Err(unreachable()),
+        },
+        Ok((FetchStatus::Failed(PeerFailure::Origin(kind)), _)) => Err(match kind {
+            OriginErrorKind::VersionChanged => ReadError::VersionChanged,
+            kind => ReadError::Origin(OriginError::new(kind, "as the member that owns it told")),
+        }),
+        Ok((FetchStatus::Failed(PeerFailure::Deadline), _)) => Err(ReadError::Deadline),
+        _ => Err(unreachable()),
     }
 }
 

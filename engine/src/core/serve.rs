@@ -157,8 +157,8 @@ impl<P: Platform> Core<P> {
                         self.owner_told(now, key, (peer, tag), outcome);
                     }
                     Some(Tagged::Job(key, tag)) => {
-                        let bytes = lease.bytes().get(..len_bytes as usize);
-                        self.job_told(key, tag, bytes.filter(|_| result == Ok(FetchStatus::Bytes)));
+                        let bytes = lease.bytes().get(..len_bytes as usize).unwrap_or_default();
+                        self.job_told(key, tag, result.map(|status| (status, bytes)));
                     }
                     _ => debug_assert!(false, "{tag:?} is nobody's"),
                 },

@@ -228,6 +228,37 @@ fn the_owner_is_told_to_warm_and_asked_what_it_holds() {
 }
 
 #[test]
+fn why_an_owner_failed_is_told_as_it_is() {
+    let view = everyone();
+    let mut bench = Bench::new(64 * MIB, 1 << 30);
+    bench.view(view.clone());
+    let at = bench.stripe_of(&view, OTHERS[0], 0);
+    let mut fail = |failure| {
+        let told = bench.range(RangeWork::Warm, at, STRIPE);
+        let op = bench.transport.0.borrow_mut().ops.pop_front();
+        let Some(TransportOp::Call { tag, lease, .. }) = op else {
+            panic!("a call is expected, not {op:?}")
+        };
+        bench.end(tag, lease, Ok(FetchStatus::Failed(failure)), Vec::new());
+        let error = told.lock()[0].clone().unwrap_err();
+        error
+    };
+    let denied = fail(PeerFailure::Origin(OriginErrorKind::Denied));
+    assert!(
+        matches!(&denied, ReadError::Origin(error) if error.kind == OriginErrorKind::Denied),
+        "{denied}"
+    );
+    let changed = PeerFailure::Origin(OriginErrorKind::VersionChanged);
+    assert_eq!(fail(changed), ReadError::VersionChanged);
+    assert_eq!(fail(PeerFailure::Deadline), ReadError::Deadline);
+    let error = fail(PeerFailure::Shutdown);
+    assert!(
+        matches!(&error, ReadError::Origin(error) if error.kind.is_transient()),
+        "another member may do it: {error}"
+    );
+}
+
+#[test]
 fn a_peer_may_have_warmed_only_what_is_owned_here() {
     let view = everyone();
     let mut bench = Bench::new(64 * MIB, 1 << 30);
