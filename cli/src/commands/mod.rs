@@ -22,7 +22,7 @@ use anyhow::{Result, bail};
 
 use crate::control::client::{ControlClient, living, peer_pid};
 use crate::control::report::StatusReport;
-use crate::control::sockets::{SERVE_PREFIX, checked_runtime_dir, socket_path};
+use crate::control::sockets::{SERVE_PREFIX, checked_runtime_dir, is_alive, socket_path};
 use crate::mounts::{self, Life};
 
 /// The daemon of the mount at `mount_point` (or of the member `serve:GROUP[/NODE]`), or the only one when none is
@@ -38,7 +38,7 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
     if let Some(path) = mount_point {
         let path = mounts::spelled(path)?;
         let socket = socket_path(&dir, &path);
-        if !crate::control::sockets::is_alive(&socket) {
+        if !is_alive(&socket) {
             match mounts::mount_at(&path)? {
                 Some(entry) if entry.is_forebay() => bail!(
                     "the daemon of {} does not answer at {}: {}",
@@ -66,6 +66,13 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
 
 /// A member without a mount, by `GROUP` or `GROUP/NODE`.
 fn choose_member(dir: &Path, name: &str) -> Result<(ControlClient, StatusReport)> {
+    // The whole name leads to its socket: others, one of which may hang, are not asked.
+    let socket = socket_path(dir, Path::new(&format!("{SERVE_PREFIX}{name}")));
+    if is_alive(&socket) {
+        let client = ControlClient::new(socket);
+        let status = client.status()?;
+        return Ok((client, status));
+    }
     let mut daemons = living(dir);
     daemons.retain(|(_, status)| {
         status

@@ -122,17 +122,27 @@ async fn fetch(socket: &Path, path: &str) -> Result<Bytes> {
 
 /// The daemons of `dir` that answer, by mount point; sockets of killed daemons are passed over.
 pub fn living(dir: &Path) -> Vec<(ControlClient, StatusReport)> {
-    let clients = sockets::sockets(dir)
+    let sockets = sockets::sockets(dir)
         .into_iter()
-        .filter(|socket| is_alive(socket))
-        .map(ControlClient::new);
-    let mut daemons: Vec<_> = clients
-        .filter_map(|client| match client.status() {
-            Ok(status) => Some((client, status)),
-            Err(error) => {
+        .filter(|socket| is_alive(socket));
+    // At the same time: some may hang.
+    let asking: Vec<_> = sockets
+        .map(|socket| {
+            std::thread::spawn(move || {
+                let client = ControlClient::new(socket);
+                client.status().map(|status| (client, status))
+            })
+        })
+        .collect();
+    let mut daemons: Vec<_> = asking
+        .into_iter()
+        .filter_map(|asked| match asked.join() {
+            Ok(Ok(daemon)) => Some(daemon),
+            Ok(Err(error)) => {
                 eprintln!("forebay: {error:#}");
                 None
             }
+            Err(_) => None,
         })
         .collect();
     daemons.sort_by_key(|(_, status)| status.name());
