@@ -14,8 +14,10 @@ use crate::units::{Bytes, Share, parse_duration, parse_mode, parse_span};
 use crate::warm::report::{PARALLEL_DEFAULT, PARALLEL_MAX};
 
 mod group;
+mod serving;
 
 pub use group::{GroupArgs, ServeArgs, StopArgs};
+pub use serving::{NameArgs, ServingArgs};
 
 /// A read cache in front of S3.
 ///
@@ -272,18 +274,9 @@ pub struct MountArgs {
     /// Where: an existing directory.
     #[arg(value_name = "DIR")]
     pub mount_point: PathBuf,
-    /// Where the objects are.
+    /// What every node is told.
     #[command(flatten)]
-    pub origin: OriginArgs,
-    /// How the engine runs.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// The cache on disk.
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    /// The cache group.
-    #[command(flatten)]
-    pub group: GroupArgs,
+    pub serving: ServingArgs,
     /// How the files look.
     #[command(flatten)]
     pub files: FileArgs,
@@ -307,15 +300,9 @@ pub struct MountArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Files")]
 pub struct FileArgs {
-    /// How long attributes are believed without asking the origin again.
-    #[arg(long, env = "FOREBAY_ATTR_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
-    pub attr_ttl: Duration,
     /// How long the kernel believes that a name leads to its file.
     #[arg(long, env = "FOREBAY_ENTRY_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub entry_ttl: Duration,
-    /// How long a name that does not exist is believed not to.
-    #[arg(long, env = "FOREBAY_NEGATIVE_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
-    pub negative_ttl: Duration,
     /// Other users may use the mount; for non-root mounts /etc/fuse.conf must say user_allow_other.
     #[arg(long, env = "FOREBAY_ALLOW_OTHER", value_parser = yes_or_no())]
     pub allow_other: bool,
@@ -495,13 +482,16 @@ mod tests {
     #[test]
     fn defaults_are_the_documented_ones() {
         let args = mount(&[]).unwrap();
-        assert_eq!(args.engine.io_timeout, Duration::from_secs(30));
+        assert_eq!(args.serving.engine.io_timeout, Duration::from_secs(30));
         assert_eq!(
             (args.files.attr_ttl, args.files.file_mode),
             (Duration::from_secs(1), 0o644)
         );
-        assert_eq!((args.engine.memory, args.origin.path_style), (None, None));
-        let cache = &args.cache;
+        assert_eq!(
+            (args.serving.engine.memory, args.serving.origin.path_style),
+            (None, None)
+        );
+        let cache = &args.serving.cache;
         assert_eq!((&cache.cache_dir, cache.cache_size), (&None, None));
         assert_eq!(cache.free_space_ratio.of(1000), 100);
         assert_eq!(
@@ -525,7 +515,7 @@ mod tests {
             "train",
             "--format",
         ]);
-        let cache = args.unwrap().cache;
+        let cache = args.unwrap().serving.cache;
         assert_eq!(cache.cache_dir.unwrap().iter().count(), 2);
         assert_eq!(cache.cache_size, Some(Bytes(100 << 20)));
         assert_eq!(cache.free_space_ratio.of(100), 25);
@@ -553,19 +543,26 @@ mod tests {
             "ro,allow_other,uid=7",
         ]);
         let args = args.unwrap();
-        assert_eq!(args.engine.memory, Some(Bytes(512 << 20)));
-        assert_eq!(args.engine.cores, Some(CoresArg::List(vec![0, 2, 3])));
+        assert_eq!(args.serving.engine.memory, Some(Bytes(512 << 20)));
         assert_eq!(
-            (args.engine.poll, args.files.dir_mode),
+            args.serving.engine.cores,
+            Some(CoresArg::List(vec![0, 2, 3]))
+        );
+        assert_eq!(
+            (args.serving.engine.poll, args.files.dir_mode),
             (Poll::Always, 0o555)
         );
         assert_eq!(
-            (args.origin.path_style, args.foreground),
+            (args.serving.origin.path_style, args.foreground),
             (Some(true), true)
         );
         assert_eq!(args.options, ["ro", "allow_other", "uid=7"]);
         assert_eq!(
-            mount(&["--path-style=false"]).unwrap().origin.path_style,
+            mount(&["--path-style=false"])
+                .unwrap()
+                .node
+                .origin
+                .path_style,
             Some(false)
         );
     }

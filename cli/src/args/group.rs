@@ -2,16 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
 use forebay_membership::local::Network;
 use forebay_membership::seeds::Seed;
 
-use super::{CacheArgs, EngineArgs, OriginArgs, yes_or_no};
+use super::{ServingArgs, yes_or_no};
 use crate::source::Source;
-use crate::units::parse_duration;
 
 /// Whether this node is part of a group, and how: with `--peers` or `--listen` it is.
 #[derive(Clone, Debug, Default, Args)]
@@ -84,27 +82,9 @@ pub struct ServeArgs {
     /// credentials early. May be left out.
     #[arg(value_name = "SOURCE")]
     pub sources: Vec<Source>,
-    /// Where the objects are: the same for all members of a group.
+    /// What every node is told.
     #[command(flatten)]
-    pub origin: OriginArgs,
-    /// How the engine runs.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// The cache on disk.
-    #[command(flatten)]
-    pub cache: CacheArgs,
-    /// The cache group.
-    #[command(flatten)]
-    pub group: GroupArgs,
-    /// How long this member believes what the origin said of the attributes and listings that it owns; as for
-    /// `mount`, and the same on all members.
-    #[arg(long, env = "FOREBAY_ATTR_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s",
-          help_heading = "Files")]
-    pub attr_ttl: Duration,
-    /// How long this member believes that a name that it owns does not exist; as for `mount`.
-    #[arg(long, env = "FOREBAY_NEGATIVE_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s",
-          help_heading = "Files")]
-    pub negative_ttl: Duration,
+    pub serving: ServingArgs,
     /// Go to the background once it serves; without it, log to standard error until Ctrl-C.
     #[arg(short, long, env = "FOREBAY_BACKGROUND", value_parser = yes_or_no())]
     pub background: bool,
@@ -154,9 +134,15 @@ mod tests {
             "10.0.0.0/8,172.16.0.1",
         ])
         .unwrap();
-        let peers: Vec<String> = args.group.peers.iter().map(Seed::to_string).collect();
+        let peers: Vec<String> = args
+            .serving
+            .group
+            .peers
+            .iter()
+            .map(Seed::to_string)
+            .collect();
         assert_eq!(peers, ["a", "dns:b:1", "slurm"]);
-        assert_eq!(args.group.group_ip.len(), 2);
+        assert_eq!(args.serving.group.group_ip.len(), 2);
         assert!(serve(&["s3://a", "s3://b/p"]).unwrap().sources.len() == 2);
         for (flag, value) in [
             ("--peers", "a b"),
@@ -172,7 +158,7 @@ mod tests {
     #[test]
     fn paths_outlive_a_change_of_directory() {
         let args = serve(&["--peers", "file:peers", "--group-secret-file", "secret"]).unwrap();
-        let group = args.group.clone().absolute().unwrap();
+        let group = args.serving.group.clone().absolute().unwrap();
         let here = std::env::current_dir().unwrap();
         assert_eq!(group.peers, [Seed::File(here.join("peers"))]);
         assert_eq!(group.group_secret_file, Some(here.join("secret")));

@@ -16,7 +16,7 @@ use super::daemon::{End, beside, control_runtime, watch_signals};
 use super::reports::{DaemonReports, namespace_counts};
 use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
-use crate::assembly::{Assembly, engine_config};
+use crate::assembly::Assembly;
 use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
 use crate::cache::Cache;
 use crate::cache::running::purpose_of_mount;
@@ -68,8 +68,7 @@ pub fn run(args: &MountArgs) -> Result<()> {
 /// Serves, away from the caller's terminal and directory.
 fn daemon(mut args: MountArgs, caller: &Caller) -> Result<()> {
     args.mount_point = mounts::spelled(&args.mount_point)?;
-    args.cache = args.cache.absolute()?;
-    args.group = args.group.absolute()?;
+    args.serving = args.serving.absolute()?;
     args.log_file = Some(log_path(
         args.log_file.as_deref(),
         &mounts::file_name_of(&args.mount_point),
@@ -93,19 +92,18 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     }
     let control = ControlSocket::bind(&socket_path(&dir, &place))?;
     let mounted = Arc::new(OnceLock::new());
-    let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
-    config.attr_ttl = args.files.attr_ttl;
-    config.negative_ttl = args.files.negative_ttl;
+    let serving = &args.serving;
+    let mut config = serving.engine_config()?;
     config.core_death = core_death(place.clone(), control.path().to_owned(), mounted.clone());
 
-    let plan = GroupPlan::new(&args.group, &args.cache.node, false)?;
+    let plan = GroupPlan::new(&serving.group, &serving.cache.node, false)?;
     let runtime = control_runtime()?;
     let (sender, ends) = mpsc::channel();
     watch_signals(&runtime, &sender)?;
     let group = plan.map(|plan| Group::open(plan, config.cores.cores(), runtime.handle()));
     let group = group.transpose()?;
     let cache = open_cache(args, &place, &config, &ends)?;
-    let assembly = Assembly::<FuseReply>::start(config, &args.origin, cache, group)?;
+    let assembly = Assembly::<FuseReply>::start(config, &serving.origin, cache, group)?;
     let (origin, source) = (assembly.origin.clone(), args.source.clone());
     beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
     beside(&ends, assembly.joining())??;
@@ -174,7 +172,7 @@ fn open_cache(
     config: &EngineConfig,
     ends: &mpsc::Receiver<End>,
 ) -> Result<Option<Cache>> {
-    let (cache, cores) = (args.cache.clone(), config.cores.cores());
+    let (cache, cores) = (args.serving.cache.clone(), config.cores.cores());
     let place = place.to_owned();
     beside(ends, move || {
         if let Some(dirs) = &cache.cache_dir {

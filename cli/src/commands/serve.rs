@@ -11,7 +11,7 @@ use forebay_engine::errors::ReadError;
 use super::daemon::{End, beside, control_runtime, watch_signals};
 use super::reports::DaemonReports;
 use crate::args::ServeArgs;
-use crate::assembly::{Assembly, engine_config};
+use crate::assembly::Assembly;
 use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
 use crate::cache::Cache;
 use crate::cache::place::Owner;
@@ -39,10 +39,10 @@ impl Reply for NoReader {
 /// # Errors
 /// Why the member will not be, or how it broke.
 pub fn run(args: &ServeArgs) -> Result<()> {
-    if args.group.no_sharing {
+    if args.serving.group.no_sharing {
         bail!("a member that serves nobody is none: leave out `serve` or --no-sharing");
     }
-    let name = serve_name(&args.cache.node.owner());
+    let name = serve_name(&args.serving.cache.node.owner());
     if args.daemon {
         let caller = Caller::Command;
         return daemon(args.clone(), &name, &caller).inspect_err(|error| caller.failed(error));
@@ -61,16 +61,16 @@ fn log_name(name: &str) -> String {
 
 /// Serves, away from the caller's terminal and directory.
 fn daemon(mut args: ServeArgs, name: &str, caller: &Caller) -> Result<()> {
-    args.cache = args.cache.absolute()?;
-    args.group = args.group.absolute()?;
+    args.serving = args.serving.absolute()?;
     args.log_file = Some(log_path(args.log_file.as_deref(), &log_name(name))?);
     detach()?;
     serve(&args, name, caller)
 }
 
 fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
-    let plan =
-        GroupPlan::new(&args.group, &args.cache.node, true)?.context("a member needs a group")?;
+    let serving = &args.serving;
+    let plan = GroupPlan::new(&serving.group, &serving.cache.node, true)?
+        .context("a member needs a group")?;
     let socket = socket_path(&checked_runtime_dir()?, Path::new(name));
     if is_alive(&socket) {
         bail!(
@@ -78,16 +78,14 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
         );
     }
     let control = ControlSocket::bind(&socket)?;
-    let mut config = engine_config(&args.engine, args.cache.cache_dir.is_some())?;
-    config.attr_ttl = args.attr_ttl;
-    config.negative_ttl = args.negative_ttl;
+    let mut config = serving.engine_config()?;
     config.core_death = core_death(name.to_owned(), control.path());
     let runtime = control_runtime()?;
     let (sender, ends) = mpsc::channel();
     watch_signals(&runtime, &sender)?;
     let group = Group::open(plan, config.cores.cores(), runtime.handle())?;
     let cache = open_cache(args, config.cores.cores(), &ends)?;
-    let assembly = Assembly::<NoReader>::start(config, &args.origin, cache, Some(group))?;
+    let assembly = Assembly::<NoReader>::start(config, &serving.origin, cache, Some(group))?;
     check_sources(args, &assembly, &ends)?;
     beside(&ends, assembly.joining())??;
 
@@ -119,7 +117,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
 
 /// Opens the cache on disk; a disk that hangs does not keep the member from being given up.
 fn open_cache(args: &ServeArgs, cores: usize, ends: &mpsc::Receiver<End>) -> Result<Option<Cache>> {
-    let cache = args.cache.clone();
+    let cache = args.serving.cache.clone();
     let owner: Owner = cache.node.owner();
     beside(ends, move || {
         Cache::open(&cache, cores, &purpose_of_member(&owner))

@@ -63,9 +63,9 @@ pub fn fuse_options(args: &MountArgs, engine: &EngineConfig) -> MountOptions {
         gid: files.gid.unwrap_or(default.gid),
         file_mode: files.file_mode,
         dir_mode: files.dir_mode,
-        attr_ttl: files.attr_ttl,
+        attr_ttl: args.serving.names.attr_ttl,
         entry_ttl: files.entry_ttl,
-        negative_ttl: files.negative_ttl,
+        negative_ttl: args.serving.names.negative_ttl,
         threads: files.fuse_threads.map_or(default.threads, usize::from),
         read_ahead_budget_bytes: arena_bytes / READ_AHEAD_SHARE,
         ..default
