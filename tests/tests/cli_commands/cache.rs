@@ -5,8 +5,8 @@ use std::os::unix::fs::FileExt;
 
 use serde_json::Value;
 
-use super::disk::{MIB, json, log_of, mount, umount};
-use super::support::{Place, have_fuse, pattern};
+use super::disk::{MIB, log_of, mount, umount};
+use super::support::{Place, have_fuse, json, pattern};
 
 #[test]
 fn each_of_several_caches_is_a_line_of_json() {

@@ -10,13 +10,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::support::{Place, eventually, have_fuse, pattern};
+use super::support::{Place, eventually, have_fuse, json, pattern};
 
 pub(super) const MIB: usize = 1 << 20;
-
-pub(super) fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
-}
 
 /// A mount of the place's bucket at `m` with its cache in `cache`.
 pub(super) fn mount(place: &Place, cache: &str, more: &[&str]) -> PathBuf {

@@ -6,11 +6,7 @@ use std::time::Duration;
 use forebay_tests::s3::{Class, Fault, Rule};
 use serde_json::Value;
 
-use super::support::{COMMAND_TIMEOUT, Place, Running, have_fuse, pattern};
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
-}
+use super::support::{COMMAND_TIMEOUT, Place, Running, have_fuse, json, pattern};
 
 #[test]
 fn what_was_read_is_what_is_told() {

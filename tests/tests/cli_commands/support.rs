@@ -326,6 +326,12 @@ pub fn is_running(pid: u32) -> bool {
         .is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
 }
 
+/// What a command printed with `--json`.
+#[track_caller]
+pub fn json(text: &str) -> serde_json::Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
+}
+
 /// Bytes that differ everywhere.
 pub fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len)

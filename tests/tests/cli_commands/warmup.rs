@@ -8,13 +8,9 @@ use forebay_tests::s3::{Class, Fault, Rule, When};
 use rustix::process::Signal;
 use serde_json::Value;
 
-use super::support::{COMMAND_TIMEOUT, Place, Running, eventually, have_fuse, pattern};
+use super::support::{COMMAND_TIMEOUT, Place, Running, eventually, have_fuse, json, pattern};
 
 const MIB: usize = 1 << 20;
-
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
-}
 
 /// A mount with a cache on disk of `size`.
 fn mount(place: &Place, size: &str) -> PathBuf {

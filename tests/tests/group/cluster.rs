@@ -12,7 +12,9 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::owners::Stored;
-use super::support::{COMMAND_TIMEOUT, Place, Running, eventually, is_running, pattern, send};
+use super::support::{
+    COMMAND_TIMEOUT, Place, Running, eventually, is_running, json, pattern, send,
+};
 
 /// The group's name in all tests.
 pub const GROUP: &str = "g";
@@ -217,7 +219,7 @@ impl Cluster {
     /// `status --json` of what `name` names.
     pub fn json(&self, name: &str) -> Value {
         let text = self.place.run(&["status", name, "--json"]).ok().text();
-        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
+        json(&text)
     }
 }
 

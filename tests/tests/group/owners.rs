@@ -13,6 +13,7 @@ use super::cluster::Cluster;
 #[derive(Clone, Debug)]
 pub struct Stored {
     pub key: String,
+    /// With quotes.
     pub etag: String,
     pub len_bytes: u64,
 }
@@ -43,7 +44,7 @@ pub fn owned_bytes(cluster: &Cluster, teller: &str, objects: &[Stored]) -> BTree
     });
     let mut owned: BTreeMap<String, u64> = BTreeMap::new();
     for object in objects {
-        let etag = Validator::ETag(format!("\"{}\"", object.etag).into());
+        let etag = Validator::ETag(object.etag.as_str().into());
         let key = object.key.as_str().into();
         let version = ObjectVersion::new(bucket.clone(), key, etag, object.len_bytes);
         for at in (0..object.len_bytes).step_by(STRIPE_BYTES) {

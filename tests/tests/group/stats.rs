@@ -6,16 +6,18 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::cluster::{Cluster, put_objects, read_objects};
-use super::support::{have_fuse, send};
+use super::support::{COMMAND_TIMEOUT, Place, Running, have_fuse, json, send};
 
 const MIB: usize = 1 << 20;
 
-fn json(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error} in {text}"))
+#[track_caller]
+fn group_stats(cluster: &Cluster, name: &str) -> Value {
+    let args = ["stats", "--group", name, "--json"];
+    json(&cluster.place.run(&args).ok().text())
 }
 
 #[test]
-fn the_groups_counters_are_its_members_and_the_silent_are_named() {
+fn the_groups_counters_are_those_of_its_members() {
     if !have_fuse() {
         return;
     }
@@ -25,32 +27,19 @@ fn the_groups_counters_are_its_members_and_the_silent_are_named() {
     cluster.serve_all();
     let path = cluster.mount_client(&[]);
     read_objects(&path, "o", &lengths);
-    let group = |name: &str| {
-        json(
-            &cluster
-                .place
-                .run(&["stats", "--group", name, "--json"])
-                .ok()
-                .text(),
-        )
-    };
 
     // From the client: its own reads are a row, the last one.
-    let told = group("m");
+    let told = group_stats(&cluster, "m");
     let rows = told["members"].as_array().unwrap();
-    let nodes: Vec<&str> = rows
-        .iter()
-        .map(|row| row["node"].as_str().unwrap())
-        .collect();
+    let name = |row: &Value| row["node"].as_str().unwrap().to_owned();
+    let nodes: Vec<String> = rows.iter().map(name).collect();
     assert_eq!(nodes, ["a", "b", "c", "client"]);
-    assert_eq!(
-        (&rows[3]["role"], &rows[3]["this"]),
-        (&"client".into(), &true.into())
-    );
-    let sum = |pointer: &str| -> u64 {
-        rows.iter()
-            .map(|row| row["counts"].pointer(pointer).unwrap().as_u64().unwrap())
-            .sum()
+    let last = (&rows[3]["role"], &rows[3]["this"]);
+    assert_eq!(last, (&"client".into(), &true.into()));
+    let number = |value: &Value, pointer: &str| value.pointer(pointer).unwrap().as_u64().unwrap();
+    let sum = |pointer| -> u64 {
+        let all = rows.iter().map(|row| number(&row["counts"], pointer));
+        all.sum()
     };
     for pointer in [
         "/reads/answered",
@@ -61,35 +50,35 @@ fn the_groups_counters_are_its_members_and_the_silent_are_named() {
         "/disk/filled_bytes",
         "/disk/capacity_bytes",
     ] {
-        assert_eq!(
-            told["total"].pointer(pointer).unwrap(),
-            sum(pointer),
-            "{pointer}"
-        );
+        assert_eq!(number(&told["total"], pointer), sum(pointer), "{pointer}");
     }
-    assert_eq!(
-        sum("/origin/bytes"),
-        cluster.place.server.counters().body_bytes
-    );
+    let from_origin = cluster.place.server.counters().body_bytes;
+    assert_eq!(sum("/origin/bytes"), from_origin);
     assert_eq!(sum("/reads/bytes"), bytes);
     assert_eq!(sum("/peers/received_bytes"), sum("/peers/served_bytes"));
-    assert!(
-        told["total"]["disk"]["write_amplification"]
-            .as_f64()
-            .unwrap()
-            > 1.0,
-        "{told}"
-    );
+    let amplification = &told["total"]["disk"]["write_amplification"];
+    assert!(amplification.as_f64().unwrap() > 1.0, "{told}");
 
     // From a member: the client, which listens nowhere, is not known.
-    assert_eq!(group("serve:g/a")["members"].as_array().unwrap().len(), 3);
+    let told = group_stats(&cluster, "serve:g/a");
+    assert_eq!(told["members"].as_array().unwrap().len(), 3);
+    cluster.place.run(&["umount", "m"]).ok();
+}
 
-    // One is dead, one stands still: both are named, and nothing waits long.
+#[test]
+fn members_that_do_not_answer_are_named_and_hold_nothing_up() {
+    let cluster = Cluster::new(3);
+    cluster.serve_all();
     let pid = cluster.status("c").unwrap().pid;
     cluster.kill("b");
     send(pid, Signal::STOP);
     let asked = Instant::now();
-    let told = group("serve:g/a");
+    let args = ["stats", "--group", "serve:g/a", "--json"];
+    // Both at once: in ten seconds the two are no members any more.
+    let [for_people, for_programs] =
+        [&args[..3], &args[..]].map(|args| Running::start(&mut cluster.place.command(args)));
+    let told = json(&for_programs.wait(COMMAND_TIMEOUT).ok().text());
+    let text = for_people.wait(COMMAND_TIMEOUT).ok().text();
     let took = asked.elapsed();
     let rows = told["members"].as_array().unwrap();
     assert!(rows[0]["counts"].is_object(), "{told}");
@@ -101,11 +90,6 @@ fn the_groups_counters_are_its_members_and_the_silent_are_named() {
     assert!(why(1).contains("cannot connect"), "{told}");
     assert!(why(2).contains("no answer"), "{told}");
     assert!(took < Duration::from_secs(8), "{took:?}");
-    let text = cluster
-        .place
-        .run(&["stats", "--group", "serve:g/a"])
-        .ok()
-        .text();
     for part in [
         "1 of 3 answered",
         "b did not answer: ",
@@ -114,22 +98,13 @@ fn the_groups_counters_are_its_members_and_the_silent_are_named() {
         assert!(text.contains(part), "{part} in\n{text}");
     }
     // What asks nobody else does not wait for them.
-    for args in [
-        ["status", "serve:g/a"],
-        ["stats", "serve:g/a"],
-        ["status", "m"],
-        ["stats", "m"],
-    ] {
+    for command in ["status", "stats"] {
         let asked = Instant::now();
-        cluster.place.run(&args).ok();
+        cluster.place.run(&[command, "serve:g/a"]).ok();
         let took = asked.elapsed();
-        assert!(
-            took < Duration::from_millis(2_500),
-            "{args:?} took {took:?}"
-        );
+        assert!(took < Duration::from_millis(2_500), "{command}: {took:?}");
     }
     send(pid, Signal::CONT);
-    cluster.place.run(&["umount", "m"]).ok();
 }
 
 #[test]
@@ -137,10 +112,9 @@ fn a_node_on_its_own_has_no_group() {
     if !have_fuse() {
         return;
     }
-    let place = super::support::Place::new();
+    let place = Place::new();
     place.mount("m");
-    place
-        .run(&["stats", "--group", "m"])
-        .failed(&["is in no group"]);
+    let ended = place.run(&["stats", "--group", "m"]);
+    ended.failed(&["is in no group"]);
     place.run(&["umount", "m"]).ok();
 }
