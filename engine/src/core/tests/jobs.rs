@@ -28,17 +28,22 @@ impl Bench {
         told
     }
 
+    /// Serves the origin, or lets time pass when it is asked for nothing.
+    fn go_on(&mut self, step: Duration) {
+        let idle = self.origin.0.borrow().ops.is_empty();
+        match idle {
+            true => self.pass(step),
+            false => self.serve(),
+        }
+    }
+
     /// Serves the origin and lets time pass until the job is done.
     fn finish(&mut self, told: &Told) -> Result<u64, ReadError> {
         for _ in 0..4_000 {
             if let Some(result) = told.lock().first() {
                 return result.clone();
             }
-            if self.origin.0.borrow().ops.is_empty() {
-                self.pass(Duration::from_millis(5));
-            } else {
-                self.serve();
-            }
+            self.go_on(Duration::from_millis(5));
         }
         panic!("the job never ends");
     }
@@ -90,10 +95,7 @@ fn small_warm_ups_do_not_wait_for_the_delay_of_a_batch_and_share_batches() {
         .collect();
     let before = bench.device().overhead_bytes;
     while jobs.iter().any(|told| told.lock().is_empty()) {
-        match bench.origin.0.borrow().ops.is_empty() {
-            true => bench.pass(Duration::from_millis(1)),
-            false => bench.serve(),
-        }
+        bench.go_on(Duration::from_millis(1));
         let took = bench.clock.now().since(begun);
         assert!(took < Duration::from_millis(20), "{took:?}");
     }
@@ -136,10 +138,7 @@ fn a_disk_that_stands_still_for_seconds_is_waited_for() {
     media.borrow_mut().hold_writes = true;
     let told = bench.range(RangeWork::Warm, 0, STRIPE);
     for _ in 0..500 {
-        match bench.origin.0.borrow().ops.is_empty() {
-            true => bench.pass(Duration::from_millis(10)),
-            false => bench.serve(),
-        }
+        bench.go_on(Duration::from_millis(10));
     }
     assert!(told.lock().is_empty());
     media.borrow_mut().hold_writes = false;
