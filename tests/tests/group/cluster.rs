@@ -1,13 +1,16 @@
 //! Members and clients of one group, each a process.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
+use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use forebay_cli::control::client::{ControlClient, living};
 use forebay_cli::control::report::StatusReport;
+use forebay_tests::harness::{HERE, Namespaces};
+use forebay_tests::s3::Options;
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -17,12 +20,21 @@ use super::support::{COMMAND_TIMEOUT, Place, Running, eventually, is_running, pa
 pub const GROUP: &str = "g";
 const MIB: usize = 1 << 20;
 
-/// One test's group: members `a`, `b`, `c` ..., each at a loopback address of its own, so that no two tests and no
+/// One test's group: members `a`, `b`, `c` ..., each at an address of its own, so that no two tests and no
 /// two members race for a port.
 pub struct Cluster {
+    // Its processes end before their network does.
     pub place: Place,
-    net: [u8; 3],
+    net: Net,
     names: Vec<String>,
+}
+
+/// Where the members are.
+enum Net {
+    /// At loopback addresses that begin so.
+    Loopback([u8; 3]),
+    /// In namespaces, with clients beside them.
+    Apart(Namespaces),
 }
 
 impl Cluster {
@@ -37,23 +49,74 @@ impl Cluster {
             16 + (pid >> 8) as u8 % 200,
             (pid as u8).wrapping_add(test.wrapping_mul(61)),
         ];
-        let names = (0..members).map(|n| char::from(b'a' + n).to_string());
         Self {
             place: Place::new(),
-            net,
-            names: names.collect(),
+            net: Net::Loopback(net),
+            names: names(members),
         }
     }
 
-    /// A member's address.
-    pub fn address(&self, name: &str) -> String {
-        let place = self
-            .names
+    /// A group whose members, and these clients, are each in a network namespace of their own, with `rails`
+    /// addresses. None, loudly, where there can be no namespaces.
+    pub fn apart(members: u8, clients: &[&str], rails: u8) -> Option<Self> {
+        if let Some(why) = Namespaces::lacking() {
+            eprintln!(
+                "SKIPPED: network namespaces are not to be had here ({why}): nothing was cut off"
+            );
+            return None;
+        }
+        let names = names(members);
+        let hosts: Vec<&str> = names
             .iter()
-            .position(|known| known == name)
-            .expect("a member's name");
-        let [x, y, z] = self.net;
-        format!("{x}.{y}.{z}.{}", place + 1)
+            .map(String::as_str)
+            .chain(clients.iter().copied())
+            .collect();
+        let net = Namespaces::new(&hosts, rails).unwrap();
+        let place = Place::with(Options {
+            listen: (net.address(HERE, 0), 0).into(),
+            ..Options::default()
+        });
+        write_secret(&place, SECRET, "s3cret");
+        Some(Self {
+            place,
+            net: Net::Apart(net),
+            names,
+        })
+    }
+
+    /// The namespaces of a group that is [`Cluster::apart`].
+    pub fn spaces(&self) -> &Namespaces {
+        match &self.net {
+            Net::Apart(spaces) => spaces,
+            Net::Loopback(_) => panic!("not apart"),
+        }
+    }
+
+    /// A command on the host of a member or client.
+    pub fn command(&self, name: &str, args: &[String]) -> Command {
+        let command = self.place.command(args);
+        match &self.net {
+            Net::Apart(spaces) => spaces.on(name, &command),
+            Net::Loopback(_) => command,
+        }
+    }
+
+    /// The flags that every process of a group that is apart needs.
+    fn secret_args(&self) -> Vec<String> {
+        match &self.net {
+            Net::Apart(_) => vec!["--group-secret-file".into(), SECRET.into()],
+            Net::Loopback(_) => Vec::new(),
+        }
+    }
+
+    /// A member's first address.
+    pub fn address(&self, name: &str) -> String {
+        let place = self.names.iter().position(|known| known == name);
+        let place = place.expect("a member's name");
+        match &self.net {
+            Net::Loopback([x, y, z]) => format!("{x}.{y}.{z}.{}", place + 1),
+            Net::Apart(spaces) => spaces.address(name, 0).to_string(),
+        }
     }
 
     /// `--peers` for everybody.
@@ -65,8 +128,9 @@ impl Cluster {
     /// The arguments of `serve` for a member.
     pub fn serve_args(&self, name: &str, more: &[&str]) -> Vec<String> {
         let cache = self.place.dir(&format!("cache-{name}"));
-        let listen = format!("{}:7440", self.address(name));
+        let listen = format!("{}:7440", self.listen(name));
         let peers = self.peers();
+        let rails = self.rails(name);
         let args = [
             &[
                 "serve",
@@ -95,20 +159,46 @@ impl Cluster {
             ],
             more,
         ];
-        args.concat().into_iter().map(str::to_owned).collect()
+        let args = args.concat().into_iter().map(str::to_owned);
+        args.chain(self.secret_args()).chain(rails).collect()
+    }
+
+    /// Where a member listens: everywhere, when it has several addresses.
+    fn listen(&self, name: &str) -> String {
+        match self.rails(name).is_empty() {
+            true => self.address(name),
+            false => "0.0.0.0".into(),
+        }
+    }
+
+    /// `--group-ip` for each rail, when there are several.
+    fn rails(&self, name: &str) -> Vec<String> {
+        let Net::Apart(spaces) = &self.net else {
+            return Vec::new();
+        };
+        let all = (0..spaces.rails()).filter(|_| spaces.rails() > 1);
+        all.flat_map(|rail| ["--group-ip".into(), spaces.address(name, rail).to_string()])
+            .collect()
     }
 
     /// Starts a member and waits until it serves.
     #[track_caller]
     pub fn serve(&self, name: &str, more: &[&str]) {
-        self.place.run(&self.serve_args(name, more)).ok();
+        let mut command = self.command(name, &self.serve_args(name, more));
+        Running::start(&mut command).wait(COMMAND_TIMEOUT).ok();
     }
 
     /// Starts all members at once and waits until each knows all.
     #[track_caller]
     pub fn serve_all(&self) {
+        self.serve_all_with(&[]);
+    }
+
+    /// The same, with more flags for each.
+    #[track_caller]
+    pub fn serve_all_with(&self, more: &[&str]) {
         let start =
-            |name: &String| Running::start(&mut self.place.command(&self.serve_args(name, &[])));
+            |name: &String| Running::start(&mut self.command(name, &self.serve_args(name, more)));
         let starts: Vec<Running> = self.names.iter().map(start).collect();
         starts
             .into_iter()
@@ -120,10 +210,28 @@ impl Cluster {
     /// Waits until each of `names` sees just these as members.
     #[track_caller]
     pub fn until_members(&self, names: &[&str]) {
+        self.until_members_of(names, names);
+    }
+
+    /// Waits until each of `names` sees just `members`.
+    #[track_caller]
+    pub fn until_members_of(&self, names: &[&str], members: &[&str]) {
         for name in names {
-            eventually("the members see each other", || {
-                self.seen_by(name).is_some_and(|seen| seen == *names)
+            eventually("the members are seen", || {
+                self.seen_by(name).is_some_and(|seen| seen == *members)
             });
+        }
+    }
+
+    /// Fails the test unless each of `names` sees just these as members.
+    #[track_caller]
+    pub fn assert_members(&self, names: &[&str]) {
+        for name in names {
+            let seen = self.seen_by(name);
+            assert!(
+                seen.as_ref().is_some_and(|seen| seen == names),
+                "{name} sees {seen:?}"
+            );
         }
     }
 
@@ -179,11 +287,72 @@ impl Cluster {
         path
     }
 
+    /// Mounts the bucket at a directory of the client's name, which only takes, on its host if it has one.
+    #[track_caller]
+    pub fn mount_as(&self, client: &str, more: &[&str]) -> std::path::PathBuf {
+        let path = self.place.dir(client);
+        let peers = self.peers();
+        let args = [
+            "mount",
+            "s3://bucket",
+            client,
+            "--node-id",
+            client,
+            "--cache-group",
+            GROUP,
+        ];
+        let group = ["--no-sharing", "--peers", &peers, "--attr-ttl", "1h"];
+        let args = [&args[..], &group[..], more].concat();
+        let args: Vec<String> = args
+            .into_iter()
+            .map(str::to_owned)
+            .chain(self.secret_args())
+            .collect();
+        let mut command = match &self.net {
+            Net::Apart(spaces) if spaces.has(client) => self.command(client, &args),
+            _ => self.place.command(&args),
+        };
+        Running::start(&mut command).wait(COMMAND_TIMEOUT).ok();
+        path
+    }
+
+    /// Ends a mount.
+    #[track_caller]
+    pub fn unmount(&self, client: &str) {
+        self.place.run(&["umount", client]).ok();
+    }
+
+    /// A client's number in its `stats --json`.
+    #[track_caller]
+    pub fn stat(&self, mount: &str, pointer: &str) -> u64 {
+        let text = self.place.run(&["stats", mount, "--json"]).ok().text();
+        let json: Value = serde_json::from_str(&text).unwrap();
+        let number = json.pointer(pointer).and_then(Value::as_u64);
+        number.unwrap_or_else(|| panic!("no {pointer} in {text}"))
+    }
+
     /// `status --json` of what `name` names.
     pub fn json(&self, name: &str) -> Value {
         let text = self.place.run(&["status", name, "--json"]).ok().text();
         serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error} in {text}"))
     }
+}
+
+/// The secret's file in a group that is apart.
+const SECRET: &str = "secret";
+
+fn names(members: u8) -> Vec<String> {
+    (0..members)
+        .map(|n| char::from(b'a' + n).to_string())
+        .collect()
+}
+
+/// A file with a secret, as the product wants it.
+pub fn write_secret(place: &Place, name: &str, text: &str) -> String {
+    let path = place.dir(".").join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    path.to_str().unwrap().to_owned()
 }
 
 /// Objects `name-N` of these lengths, each with other bytes.

@@ -7,4 +7,7 @@ mod support;
 
 mod cluster;
 mod commands;
+mod partitions;
+mod pressure;
 mod reading;
+mod strangers;
