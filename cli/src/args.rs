@@ -487,7 +487,7 @@ mod tests {
         let args = mount(&[]).unwrap();
         assert_eq!(args.serving.engine.io_timeout, Duration::from_secs(30));
         assert_eq!(
-            (args.files.attr_ttl, args.files.file_mode),
+            (args.serving.names.attr_ttl, args.files.file_mode),
             (Duration::from_secs(1), 0o644)
         );
         assert_eq!(
@@ -563,7 +563,7 @@ mod tests {
         assert_eq!(
             mount(&["--path-style=false"])
                 .unwrap()
-                .node
+                .serving
                 .origin
                 .path_style,
             Some(false)

@@ -280,7 +280,10 @@ mod tests {
             let Command::Mount(args) = cli.unwrap().command else {
                 panic!("another command")
             };
-            assert!(args.daemon && args.engine.memory.is_some(), "{line:?}");
+            assert!(
+                args.daemon && args.serving.engine.memory.is_some(),
+                "{line:?}"
+            );
             assert_eq!(args.mount_point, Path::new("/mnt"));
         }
     }
