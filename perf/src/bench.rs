@@ -78,6 +78,11 @@ impl Bench {
         self.mount.show("warmup")
     }
 
+    /// The mount point.
+    pub fn point(&self) -> &Path {
+        self.mount.dir()
+    }
+
     /// The object's file in the mount.
     pub fn file(&self, key: &str) -> PathBuf {
         self.mount.dir().join(key)

@@ -3,15 +3,16 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
 use forebay_cli::control::client::ControlClient;
-use forebay_cli::control::sockets::{SERVE_PREFIX, runtime_dir, socket_path};
+use forebay_cli::control::sockets::{SERVE_PREFIX, is_alive, runtime_dir, socket_path};
 use forebay_cli::group::report::MemberReport;
-use forebay_tests::harness::{Held, Member, MemberOptions, Mount, held};
+use forebay_tests::harness::{Held, Member, MemberOptions, Mount, forebay_binary, held};
 use tempfile::TempDir;
 
 use crate::bench::{self, LONG_LIVED_NAMES};
@@ -52,6 +53,7 @@ pub struct Group {
     dir: TempDir,
     name: String,
     net: [u8; 3],
+    addresses_given: usize,
 }
 
 impl Group {
@@ -80,6 +82,7 @@ impl Group {
                 16 + (pid >> 8) as u8 % 200,
                 (pid as u8).wrapping_add(number.wrapping_mul(61)),
             ],
+            addresses_given: 0,
         };
         group.join(plans, &[])?;
         Ok(group)
@@ -91,6 +94,7 @@ impl Group {
     /// What `forebay serve` said, or that somebody does not get to know them.
     pub fn join(&mut self, plans: &[Plan<'_>], clients: &[Mount]) -> Result<()> {
         for plan in plans {
+            self.addresses_given += 1;
             self.seats.push(Seat {
                 node: plan.node.clone(),
                 memory: plan.memory.to_owned(),
@@ -138,9 +142,31 @@ impl Group {
         all_at_once(members, Member::stop)
     }
 
+    /// A member hands over what it holds, by `forebay drain`, and is gone; waits until all others know.
+    ///
+    /// # Errors
+    /// When it could not hand over everything.
+    pub fn drain(&mut self, node: &str) -> Result<()> {
+        let place = self.seats.iter().position(|seat| seat.node == node);
+        let seat = self
+            .seats
+            .remove(place.with_context(|| format!("no member {node}"))?);
+        let status = Command::new(forebay_binary()?)
+            .args(["drain", &format!("{}/{node}", self.name)])
+            .stdin(Stdio::null())
+            .status()?;
+        ensure!(status.success(), "forebay drain {node}: {status}");
+        let socket = socket_path(&runtime_dir(), &self.daemon(node));
+        interrupt::until(&format!("{node} ends"), VIEW_MAX, || {
+            Ok((!is_alive(&socket)).then_some(()))
+        })?;
+        drop(seat);
+        self.until_all_agree(&[])
+    }
+
     fn flags(&self, plan: &Plan<'_>) -> Result<Vec<OsString>> {
         let log = self.dir.path().join(format!("log-{}", plan.node));
-        let address = self.address(self.seats.len() + 1);
+        let address = self.address(self.addresses_given);
         let mut flags: Vec<OsString> = Vec::new();
         for (name, value) in [
             ("--listen", format!("{address}:7440")),
@@ -207,6 +233,17 @@ impl Group {
             self.until_agrees(client.dir())?;
         }
         Ok(())
+    }
+
+    /// Bytes that the members' disks were read for, up to now.
+    ///
+    /// # Errors
+    /// When a member does not answer.
+    pub fn disk_read_bytes(&self) -> Result<u64> {
+        let members = self.running();
+        members
+            .map(|seat| disk_read_bytes(&self.daemon(&seat.node)))
+            .sum()
     }
 
     fn running(&self) -> impl Iterator<Item = &Seat> {
@@ -287,9 +324,31 @@ fn all_at_once<T: Send>(
     results.into_iter().collect()
 }
 
+fn control(daemon: &Path) -> ControlClient {
+    ControlClient::new(socket_path(&runtime_dir(), daemon))
+}
+
 fn members_seen_by(daemon: &Path) -> Result<Vec<MemberReport>> {
-    let control = ControlClient::new(socket_path(&runtime_dir(), daemon));
-    let group = control.status()?.group;
+    let group = control(daemon).status()?.group;
     let group = group.with_context(|| format!("{} is in no group", daemon.display()))?;
     Ok(group.members)
+}
+
+/// Bytes that a daemon, by its mount point or name, got from other members up to now.
+///
+/// # Errors
+/// When it does not answer, or is in no group.
+pub fn received_bytes(daemon: &Path) -> Result<u64> {
+    let group = control(daemon).status()?.group;
+    let group = group.with_context(|| format!("{} is in no group", daemon.display()))?;
+    Ok(group.links.iter().map(|link| link.received_bytes).sum())
+}
+
+/// Bytes that a daemon, by its mount point or name, read from its disks up to now.
+///
+/// # Errors
+/// When it does not answer.
+pub fn disk_read_bytes(daemon: &Path) -> Result<u64> {
+    let devices = control(daemon).stats()?.disk.devices;
+    Ok(devices.iter().map(|device| device.read_bytes).sum())
 }

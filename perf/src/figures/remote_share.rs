@@ -1,50 +1,56 @@
 //! `remote-share`: reads through a mount whose data is all at other members, against the same reads through a mount that
-//! has it itself; in memory on both sides, then on disk. The remote client is mounted anew before each turn, so nothing
-//! is in its memory.
+//! has it itself; in memory on both sides, then on disk. Daemons go on from turn to turn, with memory that was used
+//! before, and each turn reads an object that the client never read.
 
-use std::cell::RefCell;
 use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
+use forebay_tests::harness::Mount;
 
 use super::GIB;
 use crate::bench::Bench;
-use crate::group::{Group, Plan};
+use crate::group::{Group, Plan, disk_read_bytes, received_bytes};
 use crate::load::{self, Cache, Done};
 use crate::process;
 use crate::run::Run;
 use crate::samples::{Part, Target};
 use crate::turns::{self, Measured, Player, Side};
 
-const OBJECT: &str = "object.bin";
-/// Holds the object, in one mount or in two members.
-const MEMORY: &str = "2GiB";
-/// Of the client, and of everybody where the disk holds the object.
+/// One object for each turn of a side.
+const OBJECT_BYTES: u64 = 256 << 20;
+/// Read before the turns: after it all memory was used once, since new pages cost the kernel more than what is measured. More
+/// than one client's memory, or two members'.
+const FILLER: (&str, u64) = ("filler.bin", GIB);
+/// All objects fit into one such mount, and half of them into one such member.
+const MEMORY: &str = "5GiB";
+/// Of the client, and of everybody where disks hold the objects.
 const LITTLE_MEMORY: &str = "512MiB";
-const CACHE: &str = "3GiB";
+const CACHE: &str = "5GiB";
+const LOADS: [&str; 2] = ["sequential", "random"];
 const RANDOM_THREADS: usize = 4;
 
 /// Where the data is, at whoever has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Tier {
     Memory,
-    /// Whoever has it starts anew before each turn, so nothing is in its memory.
     Disk,
 }
 
 pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
+    let turns = 0..run.repetitions() as u64;
+    let keys = turns.flat_map(|n| LOADS.map(|load| key(load, n)));
+    let mut objects: Vec<(String, u64)> = keys.map(|key| (key, OBJECT_BYTES)).collect();
+    objects.push((FILLER.0.to_owned(), FILLER.1));
     let mut parts = Vec::new();
     for tier in [Tier::Memory, Tier::Disk] {
-        let objects = [(OBJECT.to_owned(), run.amount(GIB))];
-        let sides = Sides {
-            local: RefCell::new(Some(local(run, &objects, tier)?)),
-            group: RefCell::new(remote(run, &objects, tier)?),
-            tier,
-        };
-        let sequential = sides.compare(run, |file, _| load::read_once(file, Cache::Past))?;
-        let random = sides.compare(run, |file, seed| {
+        let sides = Sides::start(run, &objects, tier)?;
+        let [sequential, random] = LOADS;
+        let sequential = sides.compare(run, sequential, |file, _| {
+            load::read_once(file, Cache::Past)
+        })?;
+        let random = sides.compare(run, random, |file, seed| {
             load::scattered(file, RANDOM_THREADS, seed)
         })?;
         sides.end()?;
@@ -55,6 +61,10 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         parts.extend(parts_of(names, &sequential, &random));
     }
     Ok(parts)
+}
+
+fn key(load: &str, turn: u64) -> String {
+    format!("{load}-{turn}.bin")
 }
 
 fn parts_of(names: [&'static str; 2], sequential: &[Side], random: &[Side]) -> [Part; 2] {
@@ -75,7 +85,7 @@ fn parts_of(names: [&'static str; 2], sequential: &[Side], random: &[Side]) -> [
     ]
 }
 
-/// A mount that is the one member of its group, and has read everything.
+/// A mount that is the one member of its group, and has everything.
 fn local(run: &Run, objects: &[(String, u64)], tier: Tier) -> Result<Bench> {
     let dir = run.scratch()?;
     let [x, y] = (std::process::id() as u16).to_be_bytes();
@@ -96,6 +106,11 @@ fn local(run: &Run, objects: &[(String, u64)], tier: Tier) -> Result<Bench> {
     };
     let bench = Bench::start_in(dir, objects, memory, &flags)?;
     bench.warm_up()?;
+    let bench = match tier {
+        Tier::Memory => bench,
+        Tier::Disk => bench.remount()?,
+    };
+    load::read_once(&bench.file(FILLER.0), Cache::Past)?;
     Ok(bench)
 }
 
@@ -111,81 +126,122 @@ fn remote(run: &Run, objects: &[(String, u64)], tier: Tier) -> Result<Group> {
         cache,
         weight: 1,
     });
-    let group = Group::start(run.scratch()?, objects, &plans)?;
+    let mut group = Group::start(run.scratch()?, objects, &plans)?;
     group.warm_up()?;
+    if tier == Tier::Disk {
+        group.restart()?;
+    }
     Ok(group)
 }
 
+/// Both sides. The client goes before its group.
 struct Sides {
-    // Taken out while it is mounted anew.
-    local: RefCell<Option<Bench>>,
-    group: RefCell<Group>,
+    local: Bench,
+    client: Mount,
+    group: Group,
     tier: Tier,
 }
 
 impl Sides {
-    fn compare(&self, run: &Run, load: impl Fn(&Path, u64) -> Result<Done>) -> Result<Vec<Side>> {
+    fn start(run: &Run, objects: &[(String, u64)], tier: Tier) -> Result<Self> {
+        let local = local(run, objects, tier)?;
+        let group = remote(run, objects, tier)?;
+        let client = group.client("client", LITTLE_MEMORY)?;
+        load::read_once(&client.dir().join(FILLER.0), Cache::Past)?;
+        Ok(Self {
+            local,
+            client,
+            group,
+            tier,
+        })
+    }
+
+    fn compare(
+        &self,
+        run: &Run,
+        name: &str,
+        load: impl Fn(&Path, u64) -> Result<Done>,
+    ) -> Result<Vec<Side>> {
         let load = &load;
         turns::take_turns(
             run,
             vec![
-                Player::new("remote", move |seed| {
-                    self.remote_turn(|file| load(file, seed))
+                Player::new("remote", move |n| {
+                    self.remote_turn(|root| load(&root.join(key(name, n)), n))
                 }),
-                Player::new("local", move |seed| {
-                    self.local_turn(|file| load(file, seed))
+                Player::new("local", move |n| {
+                    self.local_turn(|root| load(&root.join(key(name, n)), n))
                 }),
             ],
         )
     }
 
     fn remote_turn(&self, load: impl FnOnce(&Path) -> Result<Done>) -> Result<Measured> {
-        let mut group = self.group.borrow_mut();
-        if self.tier == Tier::Disk {
-            group.restart()?;
-        }
-        let client = group.client("client", LITTLE_MEMORY)?;
-        let origin = group.bucket().settled_bytes()?;
-        let used = || Ok::<_, anyhow::Error>(group.processor_time()? + readers_and(client.pid())?);
-        let before = used()?;
-        let done = load(&client.dir().join(OBJECT))?;
-        let cpu = used()? - before;
-        let fetched = group.bucket().settled_bytes()? - origin;
+        let root = self.client.dir();
+        let used = || -> Result<Duration> {
+            Ok(self.group.processor_time()? + readers_and(self.client.pid())?)
+        };
+        let counts = || -> Result<[u64; 3]> {
+            Ok([
+                self.group.bucket().server().counters().body_bytes,
+                received_bytes(root)?,
+                self.group.disk_read_bytes()?,
+            ])
+        };
+        let (before, start) = (counts()?, used()?);
+        let done = load(root)?;
+        let cpu = used()? - start;
+        let [origin, received, disk] = difference(counts()?, before);
         ensure!(
-            fetched == 0,
-            "{fetched} bytes came from the origin: not a measurement of the group"
+            origin == 0 && received >= done.bytes,
+            "of {} bytes {origin} came from the origin and {received} from other members: not a measurement of the group",
+            done.bytes
         );
-        client.unmount()?;
+        self.check_tier(&done, disk)?;
         Ok(measured(&done, cpu))
     }
 
     fn local_turn(&self, load: impl FnOnce(&Path) -> Result<Done>) -> Result<Measured> {
-        let bench = self.local.take().context("the mount did not come back")?;
-        let bench = match self.tier {
-            Tier::Memory => bench,
-            Tier::Disk => bench.remount()?,
+        let (bench, root) = (&self.local, self.local.point());
+        let counts = || -> Result<[u64; 2]> {
+            Ok([bench.server().counters().body_bytes, disk_read_bytes(root)?])
         };
-        let (stats, before) = (bench.stats()?, readers_and(bench.pid())?);
-        let done = load(&bench.file(OBJECT))?;
-        let cpu = readers_and(bench.pid())? - before;
-        let now = bench.stats()?;
-        let (hits, misses) = (
-            now.memory_hits - stats.memory_hits,
-            now.misses - stats.misses,
-        );
+        let (before, start) = (counts()?, readers_and(bench.pid())?);
+        let done = load(root)?;
+        let cpu = readers_and(bench.pid())? - start;
+        let [origin, disk] = difference(counts()?, before);
         ensure!(
-            misses == 0 && (self.tier == Tier::Disk || hits >= done.reads),
-            "{} reads, but {hits} memory hits and {misses} misses: not a measurement of what is here",
-            done.reads
+            origin == 0,
+            "{origin} bytes came from the origin: not a measurement of what is here"
         );
-        self.local.replace(Some(bench));
+        self.check_tier(&done, disk)?;
         Ok(measured(&done, cpu))
     }
 
-    fn end(self) -> Result<()> {
-        self.local.into_inner().map_or(Ok(()), Bench::end)?;
-        self.group.into_inner().stop()
+    /// What is said to come from disk was read there, and nothing else was.
+    fn check_tier(&self, done: &Done, disk_bytes: u64) -> Result<()> {
+        let right = match self.tier {
+            Tier::Memory => disk_bytes == 0,
+            Tier::Disk => disk_bytes >= done.bytes,
+        };
+        ensure!(
+            right,
+            "{disk_bytes} bytes came from disk for {} that were read: not a measurement of {:?}",
+            done.bytes,
+            self.tier
+        );
+        Ok(())
     }
+
+    fn end(mut self) -> Result<()> {
+        self.local.end()?;
+        self.client.unmount()?;
+        self.group.stop()
+    }
+}
+
+fn difference<const N: usize>(now: [u64; N], before: [u64; N]) -> [u64; N] {
+    std::array::from_fn(|n| now[n] - before[n])
 }
 
 /// Processor time of this process, where the readers are, and of a daemon.
