@@ -126,7 +126,13 @@ impl Responder {
                     Some(payload) => (FetchStatus::Bytes, Some(payload)),
                     None => (FetchStatus::Busy, None),
                 },
-                PeerAsk::Call { .. } => (FetchStatus::NotCached { here: 0 }, None),
+                PeerAsk::Call { .. } => (
+                    FetchStatus::NotCached {
+                        here: 0,
+                        before: None,
+                    },
+                    None,
+                ),
             };
             let mut op = TransportOp::Answer {
                 handle,

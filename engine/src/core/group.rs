@@ -90,6 +90,15 @@ impl Route {
         }
     }
 
+    /// One that owned the range before another that was asked for what it holds: it is asked the last.
+    pub fn add_earlier(&mut self, peer: PeerId) {
+        let steps = self.steps.iter().flatten();
+        let earlier = steps.filter(|step| step.how == How::CachedOnly).count();
+        if earlier < EARLIER_OWNERS_MAX {
+            self.push(peer, How::CachedOnly);
+        }
+    }
+
     /// Nobody but the origin is left.
     pub fn end(&mut self) {
         self.at = self.len;
@@ -218,6 +227,13 @@ impl Group {
                 return;
             }
         }
+    }
+
+    /// Who owned a slot before this node, to be named to `asker`.
+    pub fn owner_before(&self, slot: Slot, asker: PeerId) -> Option<PeerId> {
+        let owners = self.earlier.iter().filter_map(|view| view.owner(slot));
+        let mut owners = owners.map(|member| member.id);
+        owners.find(|owner| *owner != self.me && *owner != asker && self.knows(*owner))
     }
 
     /// Whether a peer is not known to be silent.

@@ -248,7 +248,13 @@ impl<P: Platform> Core<P> {
         }
         let (reach, otherwise) = match owner {
             // What of it is here is found when it is declined.
-            _ if fetch.cached_only => (Reach::Here, FetchStatus::NotCached { here: 0 }),
+            _ if fetch.cached_only => (
+                Reach::Here,
+                FetchStatus::NotCached {
+                    here: 0,
+                    before: self.group.owner_before(slot, peer),
+                },
+            ),
             Some(owner) if !owned && !fetch.forwarded => {
                 (Reach::Here, FetchStatus::NotOwner { owner })
             }
@@ -318,7 +324,9 @@ impl<P: Platform> Core<P> {
         match read.reader {
             Reader::Peer(peer) => {
                 let status = match peer.otherwise {
-                    FetchStatus::NotCached { .. } => FetchStatus::NotCached { here },
+                    FetchStatus::NotCached { before, .. } => {
+                        FetchStatus::NotCached { here, before }
+                    }
                     status => status,
                 };
                 self.serving.reads -= 1;

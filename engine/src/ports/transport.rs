@@ -71,6 +71,8 @@ pub enum FetchStatus {
         /// The sub-blocks touched by the range that are cached, or on their way from the origin: a bit for each, the
         /// lowest for the first.
         here: u16,
+        /// Who owned the range before the peer did, and is a member still: a newcomer knows only the last views.
+        before: Option<PeerId>,
     },
     /// Another member owns this range.
     NotOwner {

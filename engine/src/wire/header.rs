@@ -194,7 +194,9 @@ impl Answer {
     pub fn encode(&self) -> [u8; ANSWER_BYTES] {
         let (status, (failure, kind), owner) = match self.status {
             FetchStatus::Bytes => (BYTES, (0, 0), 0),
-            FetchStatus::NotCached { .. } => (NOT_CACHED, (0, 0), 0),
+            FetchStatus::NotCached { before, .. } => {
+                (NOT_CACHED, (0, 0), before.map_or(0, |before| before.0))
+            }
             FetchStatus::NotOwner { owner } => (NOT_OWNER, (0, 0), owner.0),
             FetchStatus::NeedName => (NEED_NAME, (0, 0), 0),
             FetchStatus::Busy => (BUSY, (0, 0), 0),
@@ -204,7 +206,7 @@ impl Answer {
         out.bytes(&[status, failure, kind, 0]);
         out.u16(self.checksums);
         out.u16(match self.status {
-            FetchStatus::NotCached { here } => here,
+            FetchStatus::NotCached { here, .. } => here,
             _ => 0,
         });
         out.u32(self.len_bytes);
@@ -229,7 +231,10 @@ impl Answer {
         let owner = PeerId(reader.u64("owner")?);
         let status = match status {
             BYTES => FetchStatus::Bytes,
-            NOT_CACHED => FetchStatus::NotCached { here },
+            NOT_CACHED => FetchStatus::NotCached {
+                here,
+                before: Some(owner).filter(|before| before.0 != 0),
+            },
             NOT_OWNER => FetchStatus::NotOwner { owner },
             NEED_NAME => FetchStatus::NeedName,
             BUSY => FetchStatus::Busy,
@@ -297,8 +302,14 @@ mod tests {
         let owner = PeerId(9);
         [
             FetchStatus::Bytes,
-            FetchStatus::NotCached { here: 0 },
-            FetchStatus::NotCached { here: 0x8005 },
+            FetchStatus::NotCached {
+                here: 0,
+                before: None,
+            },
+            FetchStatus::NotCached {
+                here: 0x8005,
+                before: Some(owner),
+            },
             FetchStatus::NotOwner { owner },
             FetchStatus::NeedName,
             FetchStatus::Busy,

@@ -45,7 +45,10 @@ pub(super) fn every_status_arrives<R: TransportRig>(rig: R) -> Verdict {
     let mut bench = Bench::new(rig)?;
     let owner = PeerId(77);
     for status in [
-        FetchStatus::NotCached { here: 0xa001 },
+        FetchStatus::NotCached {
+            here: 0xa001,
+            before: Some(owner),
+        },
         FetchStatus::NotOwner { owner },
         FetchStatus::NeedName,
         FetchStatus::Busy,
@@ -223,7 +226,10 @@ pub(super) fn answers_to_nobody_end<R: TransportRig>(rig: R) -> Verdict {
     bench.answer(
         0,
         RequestHandle(424_243),
-        FetchStatus::NotCached { here: 0 },
+        FetchStatus::NotCached {
+            here: 0,
+            before: None,
+        },
         None,
     )?;
     let deadline = bench.rig.now() + LONG;

@@ -66,15 +66,29 @@ fn headers() -> Vec<(&'static str, Vec<u8>)> {
         ),
         (
             "not-cached",
-            answer(FetchStatus::NotCached { here: 0 }, 0, 0)
-                .encode()
-                .to_vec(),
+            answer(
+                FetchStatus::NotCached {
+                    here: 0,
+                    before: None,
+                },
+                0,
+                0,
+            )
+            .encode()
+            .to_vec(),
         ),
         (
             "cached-in-part",
-            answer(FetchStatus::NotCached { here: 0x8006 }, 0, 0)
-                .encode()
-                .to_vec(),
+            answer(
+                FetchStatus::NotCached {
+                    here: 0x8006,
+                    before: Some(PeerId(5)),
+                },
+                0,
+                0,
+            )
+            .encode()
+            .to_vec(),
         ),
         (
             "not-owner",

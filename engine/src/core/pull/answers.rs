@@ -111,7 +111,11 @@ impl<P: Platform> Core<P> {
                 return self.abandon_pull(key, &error);
             }
             // An earlier owner holds some of it.
-            FetchStatus::NotCached { here } if step.how == How::CachedOnly => {
+            FetchStatus::NotCached { here, before } if step.how == How::CachedOnly => {
+                let before = before.filter(|peer| *peer != me && self.group.answers(now, *peer));
+                if let Some(before) = before {
+                    pull.route.add_earlier(before);
+                }
                 return self.ask_for_parts(key, here);
             }
             FetchStatus::Failed(PeerFailure::Shutdown) => {

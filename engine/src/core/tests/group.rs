@@ -477,13 +477,33 @@ fn who_does_not_own_gives_what_is_here_and_names_the_owner_for_the_rest() {
         ..request
     };
     bench.ask(2, only);
-    assert_eq!(bench.told(), (2, FetchStatus::NotCached { here: 0 }, None));
+    assert_eq!(
+        bench.told(),
+        (
+            2,
+            FetchStatus::NotCached {
+                here: 0,
+                before: None
+            },
+            None
+        )
+    );
     // What this node itself waits for from a peer nobody waits for here: that would be a ring.
     let outcome = bench.read(at, 4096, 0);
     bench.turn();
     let asked = bench.asked();
     bench.ask(3, only);
-    assert_eq!(bench.told(), (3, FetchStatus::NotCached { here: 0 }, None));
+    assert_eq!(
+        bench.told(),
+        (
+            3,
+            FetchStatus::NotCached {
+                here: 0,
+                before: None
+            },
+            None
+        )
+    );
     bench.ask(4, request);
     assert_eq!(bench.told(), (4, not_owner, None));
     bench.give(asked, false);
@@ -539,7 +559,13 @@ fn a_new_owner_asks_the_one_before_and_waits_for_what_is_on_its_way_there() {
     let outcome = bench.read(at + MIB, 4096, 0);
     bench.turn();
     let asked = bench.asked();
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0 }));
+    bench.refuse(
+        asked,
+        Ok(FetchStatus::NotCached {
+            here: 0,
+            before: None,
+        }),
+    );
     assert_eq!(bench.gets(), [(at + MIB, 64 << 10)]);
     bench.serve();
     expect_bytes(&outcome, at + MIB, 4096);

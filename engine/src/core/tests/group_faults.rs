@@ -212,7 +212,13 @@ fn a_member_that_takes_this_node_for_the_owner_is_believed_when_the_view_comes()
     bench.pass(Duration::from_secs(1));
     let asked = bench.asked();
     assert!(asked.request.cached_only, "it asks who owned it before");
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0 }));
+    bench.refuse(
+        asked,
+        Ok(FetchStatus::NotCached {
+            here: 0,
+            before: None,
+        }),
+    );
     bench.serve();
     expect_bytes(&outcome, 0, 4096);
 }

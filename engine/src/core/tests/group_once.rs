@@ -52,7 +52,7 @@ fn what_a_former_owner_holds_of_a_chunk_is_taken_and_only_the_rest_fetched() {
     let asked = bench.asked();
     assert_eq!(part(&asked), (OTHERS[0], 0, 16));
     let here = 0b1000_0000_0011_1000;
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here }));
+    bench.refuse(asked, Ok(FetchStatus::NotCached { here, before: None }));
     let runs = [bench.asked(), bench.asked()];
     bench.nobody_asked();
     assert_eq!(
@@ -86,7 +86,13 @@ fn the_rest_goes_on_along_the_route_before_the_origin_is_asked() {
     bench.turn();
     let asked = bench.asked();
     assert_eq!(part(&asked), (OTHERS[1], 0, 16));
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0x00ff }));
+    bench.refuse(
+        asked,
+        Ok(FetchStatus::NotCached {
+            here: 0x00ff,
+            before: None,
+        }),
+    );
     let [first, rest] = [bench.asked(), bench.asked()];
     let mut parts = [part(&first), part(&rest)];
     parts.sort();
@@ -96,7 +102,13 @@ fn the_rest_goes_on_along_the_route_before_the_origin_is_asked() {
         match asked.to == OTHERS[1] {
             true => bench.give(asked, false),
             // The lowest bit is the run's first.
-            false => bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0b11 })),
+            false => bench.refuse(
+                asked,
+                Ok(FetchStatus::NotCached {
+                    here: 0b11,
+                    before: None,
+                }),
+            ),
         }
     }
     let asked = bench.asked();
@@ -114,7 +126,7 @@ fn a_cold_chunk_is_one_get_and_who_contradicts_itself_is_not_asked_for_ever() {
         let outcome = bench.read(0, MIB, 0);
         bench.turn();
         let asked = bench.asked();
-        bench.refuse(asked, Ok(FetchStatus::NotCached { here }));
+        bench.refuse(asked, Ok(FetchStatus::NotCached { here, before: None }));
         bench.nobody_asked();
         assert_eq!(bench.gets(), [(0, MIB)]);
         bench.serve();
@@ -130,7 +142,13 @@ fn a_short_last_chunk_is_taken_in_parts_too() {
     let outcome = bench.read(4 * MIB, len, 0);
     bench.turn();
     let asked = bench.asked();
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here: 0x7000 }));
+    bench.refuse(
+        asked,
+        Ok(FetchStatus::NotCached {
+            here: 0x7000,
+            before: None,
+        }),
+    );
     let asked = bench.asked();
     let request = asked.request;
     assert_eq!(request.offset, 4 * MIB + 12 * SUB);
@@ -153,7 +171,7 @@ fn a_run_comes_in_sub_blocks_where_there_is_no_room_for_it_as_a_whole() {
         held.push(arena.freeze(lease));
     }
     let here = 0x0f0f;
-    bench.refuse(asked, Ok(FetchStatus::NotCached { here }));
+    bench.refuse(asked, Ok(FetchStatus::NotCached { here, before: None }));
     // The one buffer that has come back is cut for the GETs, and has room for just the rest.
     assert_eq!(bench.gets(), [(4 * SUB, 4 * SUB), (12 * SUB, 4 * SUB)]);
     for sub in (0..4).chain(8..12) {
@@ -185,7 +203,7 @@ fn a_former_owner_tells_which_sub_blocks_it_has_or_will_have_from_the_origin() {
     };
     let here = |bits: &[u32]| {
         let here = bits.iter().fold(0, |mask, bit| mask | 1 << bit);
-        FetchStatus::NotCached { here }
+        FetchStatus::NotCached { here, before: None }
     };
     for (handle, first, subs, bits) in [
         (1, 0, 16, &[2, 5, 7][..]),
@@ -225,8 +243,76 @@ fn a_former_owner_tells_what_its_disk_holds() {
     };
     bench.ask(1, request);
     bench.settle();
-    let status = FetchStatus::NotCached { here: 0b1000 };
+    let status = FetchStatus::NotCached {
+        here: 0b1000,
+        before: None,
+    };
     assert_eq!(bench.told(), (1, status, None));
+}
+
+#[test]
+fn a_newcomer_asks_also_whom_a_former_owner_names_and_goes_in_no_circle() {
+    for before in [OTHERS[1], OTHERS[0], ME, PeerId(77)] {
+        // This node has seen one view before its own.
+        let mut bench = bench_with_former_owners(&OTHERS[..1]);
+        let outcome = bench.read(0, MIB, 0);
+        bench.turn();
+        let asked = bench.asked();
+        let (here, named) = (0b1, Some(before));
+        bench.refuse(
+            asked,
+            Ok(FetchStatus::NotCached {
+                here,
+                before: named,
+            }),
+        );
+        let mut others = 0;
+        while !bench.transport.0.borrow().ops.is_empty() {
+            let asked = bench.asked();
+            if part(&asked) == (OTHERS[0], 0, 1) {
+                bench.give(asked, false);
+                continue;
+            }
+            assert_eq!(part(&asked), (OTHERS[1], 1, 15));
+            others += 1;
+            let (here, before) = (0, Some(OTHERS[0]));
+            bench.refuse(asked, Ok(FetchStatus::NotCached { here, before }));
+        }
+        assert_eq!(others, usize::from(before == OTHERS[1]));
+        bench.nobody_asked();
+        assert_eq!(bench.gets(), [(SUB, 15 * SUB)]);
+        bench.serve();
+        expect_bytes(&outcome, 0, MIB);
+    }
+}
+
+#[test]
+fn a_former_owner_names_the_one_before_it_unless_that_asks_or_has_left() {
+    let only = |owner: PeerId, members: &[PeerId]| {
+        let weight = |peer: &PeerId| (*peer, u32::from(*peer == owner));
+        placement(&members.iter().map(weight).collect::<Vec<_>>())
+    };
+    let all = [ME, OTHERS[0], OTHERS[1], OTHERS[2]];
+    for (first, members, expected) in [
+        (OTHERS[1], &all[..], Some(OTHERS[1])),
+        // Who asks here is always this one.
+        (OTHERS[0], &all[..], None),
+        (OTHERS[1], &[ME, OTHERS[0], OTHERS[2]], None),
+    ] {
+        let mut bench = Bench::grouped(only(first, &all));
+        bench.view(only(ME, &all));
+        bench.view(only(OTHERS[2], members));
+        let request = PeerFetch {
+            cached_only: true,
+            ..bench.request(0, MIB)
+        };
+        bench.ask(1, request);
+        let status = FetchStatus::NotCached {
+            here: 0,
+            before: expected,
+        };
+        assert_eq!(bench.told(), (1, status, None));
+    }
 }
 
 #[test]
