@@ -77,7 +77,7 @@ pub fn first_wrong_id(id: ObjectId, offset: u64, bytes: &[u8]) -> Option<u64> {
         }
         number += 1;
     }
-    (*tail != word(seed, number)[..tail.len()]).then_some(number * WORD_BYTES)
+    (*tail != word(seed, number)[..tail.len()]).then(|| number * WORD_BYTES)
 }
 
 /// One version of an object and when it was current.
