@@ -239,8 +239,7 @@ fn why_an_owner_failed_is_told_as_it_is() {
             panic!("a call is expected, not {op:?}")
         };
         bench.end(tag, lease, Ok(FetchStatus::Failed(failure)), Vec::new());
-        let error = told.lock()[0].clone().unwrap_err();
-        error
+        told.lock()[0].clone().unwrap_err()
     };
     let denied = fail(PeerFailure::Origin(OriginErrorKind::Denied));
     assert!(
