@@ -1,6 +1,7 @@
 //! Networks that fail: members and clients in namespaces of their own, whose packets vanish without a word.
 
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use forebay_tests::harness::{HERE, Namespaces};
@@ -110,6 +111,22 @@ fn a_client_cut_off_from_an_owner_reads_through_the_others() {
     cluster.until_members(&["a", "b", "c"]);
 }
 
+/// Whether one host can connect to the member on another.
+fn reaches(cluster: &Cluster, from: &str, to: &str) -> bool {
+    let mut connect = Command::new("timeout");
+    let address = cluster.spaces().address(to, 0);
+    let socket = format!(": </dev/tcp/{address}/7440");
+    connect
+        .args(["2", "bash", "-c", &socket])
+        .stderr(Stdio::null());
+    cluster
+        .spaces()
+        .on(from, &connect)
+        .status()
+        .unwrap()
+        .success()
+}
+
 /// Two members that do not hear each other, in either direction, and a third that hears both: who serves is agreed
 /// upon, through the third.
 #[test]
@@ -121,6 +138,7 @@ fn members_that_both_hear_a_third_stay_one_group() {
     let view = |name: &str| cluster.status(name).and_then(|status| status.group?.view);
     let before = view("a");
     cluster.spaces().part("a", "b").unwrap();
+    assert!(!reaches(&cluster, "a", "b") && reaches(&cluster, "a", "c"));
     let cut = Instant::now();
     // Half as long again as it takes to lose a member.
     while cut.elapsed() < Duration::from_secs(15) {
