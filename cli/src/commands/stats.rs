@@ -287,10 +287,11 @@ fn one_device(device: &DeviceCounts) -> String {
             device.regions_reclaimed
         ),
         format!(
-            "  entries   {} with {} (pinned {}), fragmentation {:.1} %; evicted {} with {}",
+            "  entries   {} with {} (pinned {} with {}), fragmentation {:.1} %; evicted {} with {}",
             device.entries,
             bytes(device.live_bytes),
             device.entries_pinned,
+            bytes(device.pinned_bytes),
             device.fragmentation * 100.0,
             device.entries_evicted,
             bytes(device.evicted_bytes)

@@ -92,6 +92,8 @@ pub struct DeviceCounts {
     pub entries: u64,
     /// Of those, pinned.
     pub entries_pinned: u64,
+    /// Bytes of those.
+    pub pinned_bytes: u64,
     /// Bytes of the entries.
     pub live_bytes: u64,
     /// Bytes written into the regions in use.
@@ -168,6 +170,7 @@ impl From<&DeviceStats> for DeviceCounts {
             regions_lost: device.regions_lost,
             entries: device.entries,
             entries_pinned: device.entries_pinned,
+            pinned_bytes: device.pinned_bytes,
             live_bytes: device.live_bytes,
             used_bytes: device.used_bytes,
             fragmentation: device.fragmentation(),

@@ -13,6 +13,7 @@ use super::health::Faults;
 use super::layout::Queue;
 use super::log::Buffers;
 use super::ops::{Op, Ops};
+use super::pins::Stale;
 use super::policy::Admission;
 use super::reads::Reads;
 use super::reclaim::Reclaim;
@@ -66,6 +67,8 @@ pub(super) struct Log<D: BlockDevice> {
     pub discarding: usize,
     /// Regions that are empty but for readers.
     pub lingering: Vec<u32>,
+    /// Regions where pins are to be written.
+    pub stale: Stale,
     /// Where a checksum failed last, and when: a damaged table is one fault, not one for each entry.
     pub last_damage: Option<(u32, Time)>,
     /// Writes and flushes under way, and when one of them ended last or the first began.
@@ -120,6 +123,7 @@ impl<D: BlockDevice> Log<D> {
             discards: VecDeque::new(),
             discarding: 0,
             lingering: Vec::new(),
+            stale: Stale::default(),
             last_damage: None,
             found_nothing: false,
             writes: 0,
@@ -181,6 +185,7 @@ impl<D: BlockDevice> Log<D> {
     /// Closes what is staged without waiting for more; a flush follows each header from now on.
     pub fn settle(&mut self) {
         self.settling = true;
+        self.stale.hurry();
         if self.is_writable() {
             self.flush.request(Waits::Nobody);
         }
@@ -247,6 +252,7 @@ impl<D: BlockDevice> Log<D> {
             progressed |= self.turn_writer(now, tier, buffers);
             progressed |= self.turn_reclaim(now, tier, buffers);
             wake_at = wake_at.min(self.next_close(now));
+            wake_at = wake_at.min(self.stale.due_at().max(now + Duration::from_millis(1)));
         }
         if self.waits_for_buffers() {
             // Buffers come back without an event of ours.
@@ -516,6 +522,7 @@ impl<D: BlockDevice> Log<D> {
         stats.regions_main = self.regions.count(Queue::Main) as u64;
         stats.entries = live.entries;
         stats.entries_pinned = live.pinned;
+        stats.pinned_bytes = live.pinned_pages * PAGE_BYTES as u64;
         stats.live_bytes = live.pages * PAGE_BYTES as u64;
         stats
     }

@@ -200,7 +200,6 @@ impl DiskIndex {
     }
 
     /// Number of pinned extents.
-    #[cfg(test)]
     pub fn pinned(&self) -> usize {
         self.pinned
     }

@@ -2,6 +2,7 @@
 
 use super::device::Log;
 use super::index::Extent;
+use super::pins::{self, PinRefused};
 use super::tier::Tier;
 use super::{DeviceSeat, DiskConfig, DiskEvent, DiskMiss, DiskRead, DiskStats, DiskTurn, Fill};
 use crate::arena::{Denied, Frozen, Lease};
@@ -230,9 +231,39 @@ impl<D: BlockDevice> Disk<D> {
         }
     }
 
-    /// Never evicts the block's entries, or does so again.
-    pub fn pin(&mut self, block: BlockId, pinned: bool) {
-        self.tier.pin(block, pinned);
+    /// From now on never evicts what there is of the block, nor what is kept of it later; or does so again. The next
+    /// run knows of it once what was on the device before has been moved, or closed, which takes some seconds:
+    /// see [`Disk::pins_last`]. A damaged or vanished device takes pinned entries with it, and [`Disk::forget`] forgets
+    /// them. Of a block of which nothing is on disk nothing is pinned.
+    ///
+    /// # Errors
+    /// When it does not fit: nothing is changed then.
+    pub fn pin(&mut self, block: BlockId, pinned: bool) -> Result<(), PinRefused> {
+        if pinned {
+            for log in &self.logs {
+                let extents = self.tier.index.extents(block);
+                let more = extents
+                    .filter(|extent| !extent.pinned && extent.place.device() == log.number)
+                    .fold((0, 0), |(entries, pages), extent| {
+                        (entries + 1, pages + u64::from(extent.pages))
+                    });
+                pins::fits(&self.tier, log, more)?;
+            }
+        }
+        for extent in self.tier.pin(block, pinned) {
+            if let Some(log) = self.logs.get_mut(usize::from(extent.place.device())) {
+                log.note_stale(extent.place.region());
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the next run would know of all that is pinned, and of what is not any more.
+    pub fn pins_last(&self) -> bool {
+        let goes_on = |log: &Log<D>| log.reclaim.as_ref().is_some_and(|reclaim| reclaim.for_pins);
+        self.logs
+            .iter()
+            .all(|log| log.stale.is_empty() && !goes_on(log))
     }
 
     /// Whether the block was evicted from disk not long ago.

@@ -17,6 +17,7 @@
 //! | `reads` | reading and checking pages |
 //! | `policy` | which queue a block enters, which region goes, what of it stays |
 //! | `reclaim` | emptying the oldest region |
+//! | `pins` | entries that are never evicted |
 //! | `discard` | giving regions back to the device |
 //! | `stuck` | dropping what cannot be had any more |
 //! | `recovery` | finding what earlier runs left |
@@ -37,6 +38,7 @@ mod index;
 pub mod layout;
 mod log;
 mod ops;
+mod pins;
 mod policy;
 mod reads;
 mod reclaim;
@@ -55,6 +57,7 @@ mod writer;
 
 pub use held::Held;
 pub use log::{Buffers, Disk};
+pub use pins::PinRefused;
 pub use stats::{DeviceState, DeviceStats, DiskStats};
 
 use parking_lot::Mutex;

@@ -65,6 +65,8 @@ pub(super) struct Reclaim {
     moving: usize,
     /// Something could not be moved.
     failed: bool,
+    /// The region stays: what is moved are entries of which the device does not know whether they are pinned.
+    pub for_pins: bool,
     /// Entries of the index when it began, when they are why.
     crowd: Option<usize>,
 }
@@ -84,10 +86,10 @@ impl Reclaim {
         }
     }
 
-    /// The region, when all that stays was read and waits to be written.
+    /// The region, when nothing of it is being read: what was waits to be written, or there is no more.
     pub fn is_waiting(&self) -> Option<u32> {
-        let read = self.step == Step::Moving && self.reading == 0;
-        (read && self.next.0 >= self.keeps.len()).then_some(self.region)
+        let waits = self.step == Step::Moving && self.reading == 0;
+        waits.then_some(self.region)
     }
 
     /// When its device is given up, unless one of its reads ends before.
@@ -153,22 +155,27 @@ impl<D: BlockDevice> Log<D> {
         let short = self.regions.usable(self.may_grow()) < FREE_MIN;
         let wanted = short || self.must_shrink() || tier.is_crowded();
         // The look at the batches comes last: there may be tens of thousands of parts in them.
-        if !(wanted || self.admission.hand_is_due) || self.has_moving_batches() {
+        let for_pins = !wanted && self.stale.is_due(now);
+        if !(wanted || for_pins || self.admission.hand_is_due) || self.has_moving_batches() {
             return false;
         }
-        let hand = std::mem::take(&mut self.admission.hand_is_due);
+        let hand = !for_pins && std::mem::take(&mut self.admission.hand_is_due);
         let region = match hand {
             true => self.move_hand(tier),
+            false if for_pins => self.take_stale(),
             false => self.oldest_region(tier),
         };
         let Some(region) = region else {
             return false;
         };
-        tier.has_evicted = true;
-        // More ghosts than entries would let blocks into the main queue that no cache of this size could
-        // have kept.
-        tier.ghosts.set_max(tier.index.len().max(64));
-        self.stats.regions_reclaimed += 1;
+        if !for_pins {
+            self.stale.forget(region);
+            tier.has_evicted = true;
+            // More ghosts than entries would let blocks into the main queue that no cache of this size could
+            // have kept.
+            tier.ghosts.set_max(tier.index.len().max(64));
+            self.stats.regions_reclaimed += 1;
+        }
         self.regions.set_state(region, State::Reclaiming);
         self.reclaim = Some(Reclaim {
             region,
@@ -182,7 +189,8 @@ impl<D: BlockDevice> Log<D> {
             read_moved: now,
             moving: 0,
             failed: false,
-            crowd: (!short && !hand && !self.must_shrink()).then(|| tier.index.len()),
+            for_pins,
+            crowd: (!short && !hand && !for_pins && !self.must_shrink()).then(|| tier.index.len()),
         });
         true
     }
@@ -312,7 +320,7 @@ impl<D: BlockDevice> Log<D> {
         let Some(reclaim) = &mut self.reclaim else {
             return;
         };
-        let region = reclaim.region;
+        let (region, for_pins) = (reclaim.region, reclaim.for_pins);
         let records = std::mem::take(&mut reclaim.records);
         let end = records.len().min(reclaim.decided + DECIDE_MAX);
         let some = &records[reclaim.decided.min(end)..end];
@@ -326,6 +334,12 @@ impl<D: BlockDevice> Log<D> {
             let Some(extent) = tier.index.get(record.block, record.first_page, place) else {
                 continue;
             };
+            if for_pins {
+                if extent.pinned != record.pinned {
+                    keeps.push((extent, record.len_bytes));
+                }
+                continue;
+            }
             if extent.pinned || tier.is_hot(&extent) {
                 keeps.push((extent, record.len_bytes));
                 continue;
@@ -356,6 +370,13 @@ impl<D: BlockDevice> Log<D> {
             let (keep, page) = reclaim.next;
             let Some((extent, _)) = reclaim.keeps.get(keep).copied() else {
                 break;
+            };
+            let (region, is_first) = (reclaim.region, reclaim.next == (0, 0));
+            if reclaim.for_pins && is_first && !self.moves_to_younger(region) {
+                return some;
+            }
+            let Some(reclaim) = &self.reclaim else {
+                return some;
             };
             if reclaim.reading >= READS_MAX {
                 return some;
@@ -479,11 +500,18 @@ impl<D: BlockDevice> Log<D> {
         if reclaim.failed {
             // What could not be moved is still here.
             self.reclaim_after = now + RECLAIM_PAUSE;
+            if reclaim.for_pins {
+                self.stale.retry(region);
+            }
             self.put_back(region);
             return true;
         }
         for (extent, _) in reclaim.keeps {
             tier.remove(extent.block, extent.first_page, extent.place);
+        }
+        if reclaim.for_pins {
+            self.put_back(region);
+            return true;
         }
         if reclaim
             .crowd

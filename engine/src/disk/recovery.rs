@@ -404,6 +404,7 @@ impl<D: BlockDevice> Log<D> {
             self.stats.evicted_bytes += gone.pages * PAGE_BYTES as u64;
             if let Some(recovery) = &mut self.recovery {
                 recovery.left_out += gone.entries;
+                recovery.entries = recovery.entries.saturating_sub(gone.entries);
             }
             inserted = tier.insert(extent);
         }

@@ -68,13 +68,18 @@ impl<D: BlockDevice> Log<D> {
                 None => return,
             },
         };
+        let pinned = tier.is_pinned(record.block);
+        if pinned != record.pinned {
+            // Pinned or released while it was being written.
+            self.note_stale(region);
+        }
         let extent = Extent {
             block: record.block,
             first_page: record.first_page,
             pages: record.pages() as u16,
             place: Place::new(self.number, region, record.region_page as u16),
             stamp: 0,
-            pinned: tier.index.extents(record.block).any(|known| known.pinned),
+            pinned,
             short_bytes: record.short_bytes(),
             given_to,
         };
@@ -247,7 +252,7 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// Writes the footer of each full region whose batches are done.
-    pub fn seal_full(&mut self, queue: Queue, buffers: &mut impl Buffers) -> bool {
+    pub fn seal_full(&mut self, queue: Queue, tier: &Tier, buffers: &mut impl Buffers) -> bool {
         let mut progressed = false;
         let mut at = 0;
         while let Some(open) = self.streams[queue as usize].sealing.get(at) {
@@ -263,7 +268,7 @@ impl<D: BlockDevice> Log<D> {
                 progressed = true;
                 continue;
             }
-            if !self.write_tables(region, buffers) {
+            if !self.write_tables(region, tier, buffers) {
                 return progressed;
             }
             self.streams[queue as usize].sealing.remove(at);
@@ -286,7 +291,7 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// Writes both tables of the footer. False when there is no buffer for them now.
-    fn write_tables(&mut self, region: u32, buffers: &mut impl Buffers) -> bool {
+    fn write_tables(&mut self, region: u32, tier: &Tier, buffers: &mut impl Buffers) -> bool {
         let geometry = self.geometry;
         let Some(held) = self.held(region) else {
             return true;
@@ -300,7 +305,7 @@ impl<D: BlockDevice> Log<D> {
         ) else {
             return false;
         };
-        let trailer = self.encode_footer(region, first, &mut lease, trailer);
+        let trailer = self.encode_footer(region, (first, tier), &mut lease, trailer);
         let bytes = buffers.freeze(lease);
         self.stats.overhead_bytes += (bytes.len() + PAGE_BYTES) as u64;
         self.regions.set_state(region, State::Sealing);
@@ -326,14 +331,20 @@ impl<D: BlockDevice> Log<D> {
     fn encode_footer(
         &self,
         region: u32,
-        first: u32,
+        (first, tier): (u32, &Tier),
         lease: &mut Lease,
         mut trailer: Lease,
     ) -> Option<(Lease, [u32; 2])> {
         let (entry, held) = (self.regions.get(region)?, self.held(region)?);
         let table = Trailer::entry_table_pages(held.records.len()) * PAGE_BYTES;
         let (entries, checksums) = lease.bytes_mut().split_at_mut(table);
-        let entries_crc = encode_entries(&held.records, entries);
+        // Its batches say what was pinned when they were written.
+        let records = held.records.iter().map(|record| EntryRecord {
+            pinned: tier.is_pinned(record.block),
+            ..*record
+        });
+        let records: Vec<EntryRecord> = records.collect();
+        let entries_crc = encode_entries(&records, entries);
         let checksums_crc = encode_checksums(&held.checksums, checksums);
         Trailer {
             region,

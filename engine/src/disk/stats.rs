@@ -37,6 +37,8 @@ pub struct DeviceStats {
     pub entries: u64,
     /// Of those, pinned.
     pub entries_pinned: u64,
+    /// Bytes of those.
+    pub pinned_bytes: u64,
     /// Bytes of those entries.
     pub live_bytes: u64,
     /// Bytes written into the regions in use: what is not live of them waits for reclaim.
@@ -105,6 +107,7 @@ impl DeviceStats {
             (&mut self.regions_lost, other.regions_lost),
             (&mut self.entries, other.entries),
             (&mut self.entries_pinned, other.entries_pinned),
+            (&mut self.pinned_bytes, other.pinned_bytes),
             (&mut self.live_bytes, other.live_bytes),
             (&mut self.used_bytes, other.used_bytes),
             (&mut self.filled_bytes, other.filled_bytes),

@@ -22,6 +22,7 @@ impl<D: BlockDevice> Log<D> {
             self.streams[queue as usize].sealing.clear();
         }
         self.reclaim = None;
+        self.stale.clear();
         self.discards.clear();
     }
 
@@ -115,7 +116,7 @@ impl<D: BlockDevice> Log<D> {
 
     /// There is no region to move to: what reclaim would keep is evicted, but for what is pinned.
     fn evict_instead(&mut self, tier: &mut Tier) -> bool {
-        let Some(reclaim) = &mut self.reclaim else {
+        let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| !reclaim.for_pins) else {
             return false;
         };
         let mut gone = reclaim.keep_pinned_only();
@@ -140,7 +141,9 @@ impl<D: BlockDevice> Log<D> {
         let Some(region) = self.reclaim.as_ref().and_then(Reclaim::is_waiting) else {
             return false;
         };
-        self.reclaim = None;
+        if self.reclaim.take().is_some_and(|reclaim| reclaim.for_pins) {
+            self.stale.retry(region);
+        }
         self.streams[Queue::Main as usize].hurry = false;
         self.reclaim_after = now + RECLAIM_PAUSE;
         self.drop_staged(Queue::Main, tier);

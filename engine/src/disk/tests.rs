@@ -2,6 +2,7 @@
 
 mod forget;
 mod hangs;
+mod pins;
 mod recovery;
 mod steps;
 
@@ -532,7 +533,7 @@ fn what_cannot_be_moved_stays_where_it_was() {
     let mut bench = Bench::new(2 << 20, 32);
     bench.keep_block(block(0), 100_000);
     bench.settle();
-    bench.disk.pin(block(0), true);
+    bench.disk.pin(block(0), true).unwrap();
     let mut page = vec![0; PAGE_BYTES];
     fill_page(block(0), 0, &mut page);
     bench.media.borrow_mut().no_space_for = Some(page);

@@ -24,6 +24,7 @@ pub(super) struct Live {
     pub entries: u64,
     pub pages: u64,
     pub pinned: u64,
+    pub pinned_pages: u64,
 }
 
 /// A region that recovery took entries from.
@@ -132,7 +133,9 @@ impl Tier {
             let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
             account.entries += 1;
             account.pages += u64::from(extent.pages);
-            account.pinned += u64::from(extent.pinned);
+            if extent.pinned {
+                self.count_pinned(&extent, true);
+            }
             if let Some(heat) = self.heat_mut(extent.place.device(), extent.place.region()) {
                 heat.live_pages += u32::from(extent.pages);
             }
@@ -146,17 +149,17 @@ impl Tier {
         Some(gone)
     }
 
-    /// Pins or releases a block's entries.
-    pub fn pin(&mut self, block: BlockId, pinned: bool) {
-        for extent in self.index.extents(block) {
-            let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
-            match (extent.pinned, pinned) {
-                (false, true) => account.pinned += 1,
-                (true, false) => account.pinned = account.pinned.saturating_sub(1),
-                _ => {}
-            }
+    /// Books an extent as pinned, or not any more.
+    pub fn count_pinned(&mut self, extent: &Extent, pinned: bool) {
+        let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
+        let pages = u64::from(extent.pages);
+        if pinned {
+            account.pinned += 1;
+            account.pinned_pages += pages;
+        } else {
+            account.pinned = account.pinned.saturating_sub(1);
+            account.pinned_pages = account.pinned_pages.saturating_sub(pages);
         }
-        self.index.pin(block, pinned);
     }
 
     pub fn remove_block(&mut self, block: BlockId) {
@@ -273,7 +276,10 @@ fn subtract(live: &mut [Live; DEVICES_MAX], heat: &mut [Vec<Heat>], gone: &Exten
     let account = &mut live[device % DEVICES_MAX];
     account.entries = account.entries.saturating_sub(1);
     account.pages = account.pages.saturating_sub(u64::from(gone.pages));
-    account.pinned = account.pinned.saturating_sub(u64::from(gone.pinned));
+    if gone.pinned {
+        account.pinned = account.pinned.saturating_sub(1);
+        account.pinned_pages = account.pinned_pages.saturating_sub(u64::from(gone.pages));
+    }
     if let Some(heat) = heat.get_mut(device).and_then(|all| all.get_mut(region)) {
         let pages = u32::from(gone.pages);
         heat.live_pages = heat.live_pages.saturating_sub(pages);

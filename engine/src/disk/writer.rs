@@ -111,12 +111,12 @@ impl<D: BlockDevice> Log<D> {
         for queue in [Queue::Main, Queue::Small] {
             progressed |= self.prepare_region(queue, tier, buffers);
             while self.streams[queue as usize].is_due(now, self.settling) {
-                if !self.close_batch(now, queue, buffers) {
+                if !self.close_batch(now, queue, tier, buffers) {
                     break;
                 }
                 progressed = true;
             }
-            progressed |= self.seal_full(queue, buffers);
+            progressed |= self.seal_full(queue, tier, buffers);
             progressed |= self.drop_if_stuck(now, queue, tier);
         }
         progressed
@@ -261,7 +261,13 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// Closes one batch of what is staged. False when nothing can be closed now.
-    fn close_batch(&mut self, now: Time, queue: Queue, buffers: &mut impl Buffers) -> bool {
+    fn close_batch(
+        &mut self,
+        now: Time,
+        queue: Queue,
+        tier: &Tier,
+        buffers: &mut impl Buffers,
+    ) -> bool {
         let stream = &mut self.streams[queue as usize];
         if stream.open.as_ref().is_some_and(|open| open.broken) {
             stream.sealing.extend(stream.open.take());
@@ -290,7 +296,7 @@ impl<D: BlockDevice> Log<D> {
             return false;
         };
         let full = chosen.full;
-        self.write_batch(queue, chosen, lease);
+        self.write_batch(queue, chosen, lease, tier);
         let stream = &mut self.streams[queue as usize];
         stream.oldest = (!stream.staged.is_empty()).then_some(now);
         if full {
@@ -366,7 +372,7 @@ impl<D: BlockDevice> Log<D> {
         chosen
     }
 
-    fn write_batch(&mut self, queue: Queue, chosen: Chosen, mut lease: Lease) {
+    fn write_batch(&mut self, queue: Queue, chosen: Chosen, mut lease: Lease, tier: &Tier) {
         let Some(open) = self.streams[queue as usize].open.as_mut() else {
             return;
         };
@@ -391,7 +397,7 @@ impl<D: BlockDevice> Log<D> {
                     last.len_bytes += part.bytes.len() as u32;
                 }
                 _ => {
-                    header.entries.push(record_of(part, at));
+                    header.entries.push(record_of(part, at, tier));
                     replaces.push(match part.from {
                         From::Fill => None,
                         From::Reclaim(old) => Some(old),
@@ -468,17 +474,13 @@ fn split_to_fit(part: &mut Part, pages: u32) -> Option<Part> {
     (fits >= sub && fits < part.pages()).then(|| part.split_off_front(fits))
 }
 
-fn record_of(part: &Part, region_page: u32) -> EntryRecord {
-    let pinned = match part.from {
-        From::Fill => false,
-        From::Reclaim(old) => old.pinned,
-    };
+fn record_of(part: &Part, region_page: u32, tier: &Tier) -> EntryRecord {
     EntryRecord {
         block: part.block,
         first_page: part.first_page as u16,
         len_bytes: part.bytes.len() as u32,
         region_page,
-        pinned,
+        pinned: tier.is_pinned(part.block),
         hits: 0,
     }
 }

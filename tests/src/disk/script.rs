@@ -149,7 +149,8 @@ impl Run {
             Op::Pin(block) => self.pin(block),
             Op::Unpin(block) => {
                 let (block, _) = self.model.universe.block(block.into());
-                self.node.disk_mut(block).pin(block, false);
+                let unpinned = self.node.disk_mut(block).pin(block, false);
+                unpinned.expect("nothing refuses an unpin");
                 self.model.unpinned(block);
                 Ok(())
             }
@@ -243,7 +244,8 @@ impl Run {
 
     fn pin_block(&mut self, block: BlockId) {
         let disk = self.node.disk_mut(block);
-        disk.pin(block, true);
+        // Far below what may be pinned.
+        disk.pin(block, true).expect("a small pin fits");
         let pages = 0..self.model.universe.pages(block);
         let there = pages.filter(|page| disk.extent(block, *page).is_some());
         let there = there.collect();

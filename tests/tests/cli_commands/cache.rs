@@ -91,6 +91,55 @@ fn a_damaged_region_header_is_told() {
 }
 
 #[test]
+fn a_damaged_batch_header_is_told_and_costs_its_batch_alone() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let bytes = pattern(20 * MIB, 9);
+    place.server.put("bucket", "x", bytes.clone());
+    let cache = place.dir("c");
+    let path = mount(&place, "c", &[]);
+    assert!(fs::read(path.join("x")).unwrap() == bytes);
+    umount(&place);
+    let regions = place.run(&["cache", "inspect", "c", "--regions", "--json"]);
+    let regions = regions.ok().text();
+    let open: Vec<_> = regions
+        .lines()
+        .map(json)
+        .filter(|line| line["kind"] == "region" && line["state"] == "open")
+        .collect();
+    let largest = open.iter().max_by_key(|line| line["entries"].as_u64());
+    let number = largest.unwrap()["region"].as_u64().unwrap();
+    let summary = json(regions.lines().last().unwrap());
+    let at = (1 << 20) + number * summary["region_bytes"].as_u64().unwrap() + 4096;
+    let log = File::options()
+        .read(true)
+        .write(true)
+        .open(log_of(&cache))
+        .unwrap();
+    let mut magic = [0; 7];
+    log.read_exact_at(&mut magic, at).unwrap();
+    assert_eq!(&magic, b"FBbatch");
+    log.write_all_at(b"X", at + 100).unwrap();
+    let told = format!("region {number}: the batch at page 1 has a damaged header");
+    for command in ["verify", "inspect"] {
+        let ended = place.run(&["cache", command, "c"]);
+        assert_eq!(ended.code, Some(i32::from(command == "verify")));
+        assert!(ended.text().contains(&told), "{}", ended.text());
+    }
+    let path = mount(&place, "c", &[]);
+    let status = place.run(&["status", "m"]).ok().text();
+    assert!(
+        status.contains("1 damaged batches found at start"),
+        "{status}"
+    );
+    assert!(fs::read(path.join("x")).unwrap() == bytes);
+    umount(&place);
+    place.run(&["cache", "verify", "c"]).ok();
+}
+
+#[test]
 fn places_that_do_not_go_together_are_told_as_such() {
     if !have_fuse() {
         return;

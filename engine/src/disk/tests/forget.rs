@@ -30,7 +30,7 @@ fn what_is_forgotten_while_it_is_moved_is_not_brought_back() {
     let mut bench = Bench::new(2 << 20, 32);
     bench.keep_block(block(0), 100_000);
     bench.settle();
-    bench.disk.pin(block(0), true);
+    bench.disk.pin(block(0), true).unwrap();
     let mut page = vec![0; PAGE_BYTES];
     fill_page(block(0), 0, &mut page);
     // The move reaches the device, which holds it, and fails it when all is forgotten.
