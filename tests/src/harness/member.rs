@@ -129,9 +129,16 @@ impl Member {
             );
             std::thread::sleep(Duration::from_millis(10));
         }
-        // Nobody else removes what a killed daemon leaves.
+        // Nobody else removes what a killed daemon leaves. Its last threads may hold the socket a little longer.
         let socket = socket_path(&runtime_dir(), Path::new(&self.serve_name()));
-        let _ = remove_stale(&socket);
+        while matches!(remove_stale(&socket), Ok(false)) && socket.exists() {
+            ensure!(
+                start.elapsed() < KILL_TIMEOUT,
+                "somebody else listens at {}",
+                socket.display()
+            );
+            std::thread::sleep(Duration::from_millis(10));
+        }
         Ok(())
     }
 }
