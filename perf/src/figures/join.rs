@@ -19,7 +19,8 @@ const MEMORY: &str = "256MiB";
 
 pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
     let objects = objects(run);
-    let (mut joined, mut moved) = (Vec::new(), Vec::new());
+    let (mut joined, mut left) = (Vec::new(), Vec::new());
+    let (mut taken, mut given) = (Vec::new(), Vec::new());
     for repetition in 0..run.repetitions() {
         let mut group = filled(run, &objects, repetition)?;
         let before = read_all(&group, &objects, "filled")?;
@@ -29,20 +30,17 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         );
         group.join(&[plan("d", repetition)], &[])?;
         joined.push(read_all(&group, &objects, "joined")? as f64);
-        moved.push(group.held_by(&node("d", repetition))?.bytes as f64 / MIB);
+        taken.push(group.held_by(&node("d", repetition))?.bytes as f64 / MIB);
+        let leaver = node("b", repetition);
+        given.push(group.held_by(&leaver)?.bytes as f64 / MIB);
+        group.drain(&leaver)?;
+        left.push(read_all(&group, &objects, "left")? as f64);
         group.stop()?;
     }
-    let moved = Samples::new(moved);
-    Ok(vec![part(
-        "bytes-after-join",
-        joined,
-        format!(
-            "the newcomer then holds {:.0} MiB ({:.0} to {:.0})",
-            moved.median(),
-            moved.min(),
-            moved.max()
-        ),
-    )])
+    Ok(vec![
+        part("bytes-after-join", joined, "the newcomer then held", taken),
+        part("bytes-after-leave", left, "the leaver had held", given),
+    ])
 }
 
 fn objects(run: &Run) -> Vec<(String, u64)> {
@@ -90,15 +88,18 @@ fn read_all(group: &Group, objects: &[(String, u64)], when: &str) -> Result<u64>
 }
 
 /// The worst repetition counts: a median would hide two that went to the origin.
-fn part(name: &'static str, bytes: Vec<f64>, more: String) -> Part {
-    let bytes = Samples::new(bytes);
+fn part(name: &'static str, bytes: Vec<f64>, moved_words: &str, moved_mib: Vec<f64>) -> Part {
+    let (bytes, moved_mib) = (Samples::new(bytes), Samples::new(moved_mib));
     Part {
         name,
         measured: bytes.max(),
         target: Target::AtMost(0.0),
         detail: format!(
-            "the worst repetition, median {:.0} bytes; {more}",
-            bytes.median()
+            "bytes from the origin in the worst repetition; median {:.0}; {moved_words} {:.0} MiB ({:.0} to {:.0})",
+            bytes.median(),
+            moved_mib.median(),
+            moved_mib.min(),
+            moved_mib.max()
         ),
     }
 }
