@@ -114,7 +114,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
     let end = ends
         .recv()
         .context("nothing watches for signals any more")?;
-    let left = leaving(&name, end, assembly.group.as_deref());
+    let left = leaving(name, end, assembly.group.as_deref());
     let stopped = assembly.stop(STOP_TIMEOUT);
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
