@@ -112,9 +112,6 @@ pub fn line(report: &DrainReport, rate: f64) -> String {
     if report.refused_blocks > 0 {
         text.push_str(&format!(", {} without room", Bytes(report.refused_bytes)));
     }
-    if report.failures > 0 {
-        text.push_str(&format!(", {} offers to repeat", report.failures));
-    }
     text
 }
 
