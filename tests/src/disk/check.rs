@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use forebay_engine::disk::DiskStats;
+use forebay_engine::disk::layout::EntryRecord;
 use forebay_engine::limits::{DISK_ENTRY_BYTES, PAGES_PER_SUB_BLOCK};
 
 use super::media::{Claimed, PageName, Platter, check_claims, claims, header, pages_of};
@@ -210,15 +211,20 @@ impl Durable {
                     .iter()
                     .find(|after| after.header == region.header)
                     .filter(|_| same);
+                // A footer may say of an entry that it is pinned, and its batch that it was not.
+                let unpinned = |entry: &EntryRecord| EntryRecord {
+                    pinned: false,
+                    ..*entry
+                };
                 let names: Vec<_> = after
                     .iter()
                     .flat_map(|after| &after.entries)
-                    .map(|(entry, _)| *entry)
+                    .map(|(entry, _)| unpinned(entry))
                     .collect();
                 let lost = region
                     .entries
                     .iter()
-                    .find(|(entry, _)| !names.contains(entry));
+                    .find(|(entry, _)| !names.contains(&unpinned(entry)));
                 if let Some((entry, _)) = lost.filter(|_| same) {
                     return Err(format!(
                         "{entry:?} was named by flushed headers of {:?}, and is lost",
