@@ -51,7 +51,10 @@ fn seeds() {
     };
     let in_part = Answer {
         tag: 5,
-        status: FetchStatus::NotCached { here: 0x8006, before: Some(PeerId(5)) },
+        status: FetchStatus::NotCached {
+            here: 0x8006,
+            before: Some(PeerId(5)),
+        },
         len_bytes: 0,
         checksums: 0,
     };
