@@ -481,6 +481,11 @@ impl<P: Platform> Core<P> {
     }
 
     fn taken(&mut self, offer: &Offer, subs: Mask, took_bytes: u64, room: bool) {
+        let slot = Slot::of_stripe(offer.block.object, offer.block.offset());
+        if self.group.owner(slot) != Some(offer.to) {
+            // It has it, but owns it no more, and may have gone by now.
+            return self.handover.fail();
+        }
         let stats = &mut self.handover.stats;
         stats.given_blocks += u64::from(took_bytes > 0);
         stats.given_bytes += took_bytes;
@@ -516,7 +521,9 @@ impl<P: Platform> Core<P> {
         let handover = &mut self.handover;
         handover.stage = if handover.failed > 0 {
             Stage::Resting(now + REST_FAILED)
-        } else if came && (handover.given_bytes > 0 || self.fills.len() > 0) {
+        } else if self.takes.len() > 0 || came && (handover.given_bytes > 0 || self.fills.len() > 0)
+        {
+            // What this member takes over from one that leaves as well is to go on to others.
             Stage::Resting(now + REST)
         } else {
             (handover.stats.left_blocks, handover.stats.left_bytes) = (0, 0);

@@ -112,7 +112,9 @@ impl<P: Platform> Core<P> {
             }
             // An earlier owner holds some of it.
             FetchStatus::NotCached { here, before } if step.how == How::CachedOnly => {
-                let before = before.filter(|peer| *peer != me && self.group.answers(now, *peer));
+                // What a leaver hands over comes from it alone.
+                let before = before
+                    .filter(|peer| !pull.is_take && *peer != me && self.group.answers(now, *peer));
                 if let Some(before) = before {
                     pull.route.add_earlier(before);
                 }

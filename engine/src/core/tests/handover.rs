@@ -254,6 +254,72 @@ fn another_owner_is_offered_what_the_first_one_has_gone_with() {
 }
 
 #[test]
+fn what_a_member_has_that_left_before_it_answered_is_offered_again() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, 2 * STRIPE);
+    for at in [0, STRIPE] {
+        bench.get(at, SUB);
+    }
+    bench.settle();
+    drop(bench);
+    let mut bench = Bench::with_disk(&media, ARENA, 2 * STRIPE);
+    bench.view(placement(&[(ME, 0), (OTHERS[0], 1)]));
+    let late = bench.offers();
+    assert_eq!(late.len(), 2);
+    bench.view(placement(&[(ME, 0), (OTHERS[1], 1)]));
+    // The first one's answers come after it has left.
+    for offer in late {
+        bench.accept(offer, 1, SUB, true);
+    }
+    assert!(!bench.is_done());
+    for _ in 0..100 {
+        for offer in bench.offers() {
+            assert_eq!(offer.to, OTHERS[1]);
+            bench.accept(offer, 1, SUB, true);
+        }
+        bench.pass(Duration::from_millis(100));
+    }
+    assert!(bench.is_done());
+    assert_eq!(bench.core.stats().handover.given_bytes, 2 * SUB);
+}
+
+#[test]
+fn who_leaves_while_it_takes_over_is_not_done() {
+    let mut bench = Bench::grouped(placement(&[(ME, 1), (OTHERS[0], 0)]));
+    bench.take(1, 0, BLOCK_BYTES as u64, 1);
+    let asked = bench.asked_of_leaver();
+    bench.view(placement(&[(ME, 0), (OTHERS[0], 0), (OTHERS[1], 1)]));
+    bench.pass(Duration::from_secs(1));
+    assert!(!bench.is_done(), "it has nothing, but will have");
+    bench.give(asked, false);
+    let mut offered = 0;
+    for _ in 0..200 {
+        let op = bench.transport.0.borrow_mut().ops.pop_front();
+        match op {
+            Some(call @ TransportOp::Call { .. }) => {
+                bench.transport.0.borrow_mut().ops.push_front(call);
+                for offer in bench.offers() {
+                    assert_eq!(offer.to, OTHERS[1]);
+                    offered += 1;
+                    bench.accept(offer, 1, SUB, true);
+                }
+            }
+            Some(TransportOp::Answer {
+                handle, payload, ..
+            }) => {
+                let event = TransportEvent::Answered { handle, payload };
+                bench.transport.0.borrow_mut().events.push_back(event);
+                bench.turn();
+            }
+            Some(other) => panic!("{other:?}"),
+            None => bench.pass(Duration::from_millis(20)),
+        }
+    }
+    assert!(offered > 0, "what it took over goes on");
+    assert!(bench.is_done());
+}
+
+#[test]
 fn without_an_heir_nothing_is_offered_and_it_is_not_done() {
     let (mut bench, _) = full();
     bench.view(placement(&[(ME, 0), (OTHERS[0], 0)]));
@@ -386,7 +452,7 @@ fn an_objects_end_is_taken_over_whole() {
 
 #[test]
 fn the_origin_is_never_asked_for_what_the_leaver_does_not_have_after_all() {
-    let mut bench = Bench::grouped(placement(&[(ME, 1), (OTHERS[0], 0)]));
+    let mut bench = Bench::grouped(placement(&[(ME, 1), (OTHERS[0], 0), (OTHERS[1], 0)]));
     bench.take(1, 0, BLOCK_BYTES as u64, 0b11);
     let asked = bench.asked_of_leaver();
     // Someone who knows the name waits for the same bytes.
@@ -396,7 +462,7 @@ fn the_origin_is_never_asked_for_what_the_leaver_does_not_have_after_all() {
         asked,
         Ok(FetchStatus::NotCached {
             here: 0,
-            before: None,
+            before: Some(OTHERS[1]),
         }),
     );
     let (mut gets, mut answer) = (0, None);
@@ -405,7 +471,7 @@ fn the_origin_is_never_asked_for_what_the_leaver_does_not_have_after_all() {
         match op {
             Some(fetch @ TransportOp::Fetch { .. }) => {
                 bench.transport.0.borrow_mut().ops.push_front(fetch);
-                let asked = bench.asked();
+                let asked = bench.asked_of_leaver();
                 bench.refuse(
                     asked,
                     Ok(FetchStatus::NotCached {
