@@ -519,7 +519,9 @@ impl<P: Platform> Core<P> {
         let insertions = self.parts.disk.insertions();
         let came = self.fills.len() > 0 || insertions != self.handover.insertions;
         let handover = &mut self.handover;
-        handover.stage = if handover.failed > 0 {
+        // Room that is short in a burst is there a moment later: refused for good is what a whole pass brings to nobody.
+        let may_fit = handover.stats.refused_blocks > 0 && handover.given_bytes > 0;
+        handover.stage = if handover.failed > 0 || may_fit {
             Stage::Resting(now + REST_FAILED)
         } else if self.takes.len() > 0 || came && (handover.given_bytes > 0 || self.fills.len() > 0)
         {

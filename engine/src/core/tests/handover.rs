@@ -213,6 +213,26 @@ fn what_is_refused_for_want_of_room_is_told_and_not_asked_again() {
     bench.nobody_asked();
 }
 
+/// An heir that is busy writing has no room for a moment.
+#[test]
+fn what_found_no_room_is_offered_again_while_others_find_some() {
+    let (mut bench, _) = full();
+    bench.view(leaving());
+    for (n, offer) in bench.offers().into_iter().enumerate() {
+        match n {
+            0 => bench.accept(offer, 0, 0, false),
+            _ => bench.accept(offer, 1, SUB, true),
+        }
+    }
+    assert!(!bench.is_done());
+    bench.pass(Duration::from_secs(2));
+    for offer in bench.offers() {
+        bench.accept(offer, 1, 0, true);
+    }
+    assert!(bench.is_done());
+    assert_eq!(bench.core.stats().handover.refused_blocks, 0);
+}
+
 #[test]
 fn an_offer_without_an_answer_is_made_again() {
     let (mut bench, _) = full();
