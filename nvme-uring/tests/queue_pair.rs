@@ -373,6 +373,30 @@ fn works(command: &str, args: &[&str]) -> bool {
     output.is_ok_and(|output| output.status.success())
 }
 
+/// Waits until so many threads of this process wait in the kernel for a device: a write that no thread has begun yet
+/// can still be cancelled.
+fn until_threads_hang(count: usize) {
+    let hangs = |task: &std::path::Path| {
+        let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+        stat.rsplit(')')
+            .next()
+            .is_some_and(|rest| rest.trim_start().starts_with('D'))
+    };
+    let start = Instant::now();
+    loop {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+        let hanging = tasks.filter(|task| hangs(&task.path())).count();
+        if hanging >= count {
+            return;
+        }
+        assert!(
+            start.elapsed() < Duration::from_secs(10),
+            "{hanging} threads hang, not {count}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// Writes to a frozen file system wait in the kernel, and cannot be cancelled.
 #[test]
 fn queue_pairs_that_hang_are_waited_for_together() {
@@ -410,6 +434,7 @@ fn queue_pairs_that_hang_are_waited_for_together() {
         device.submit(op).unwrap();
         device.commit();
     }
+    until_threads_hang(3);
     let start = Instant::now();
     drop(devices);
     let took = start.elapsed();
