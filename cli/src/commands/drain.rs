@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::progress::Progress;
 use super::choose_member_or_mount;
 use super::jobs::runtime;
+use super::umount;
 use crate::args::DrainArgs;
 use crate::group::draining::{DrainReport, DrainState};
 use crate::output::{json, print};
@@ -28,6 +29,8 @@ pub fn run(args: &DrainArgs) -> Result<()> {
     let (client, status) = choose_member_or_mount(args.name.as_deref().map(Path::new))?;
     let (daemon, name) = (Daemon::new(client.socket()), status.name());
     let leaves = status.serve.is_some();
+    let waits = leaves && !args.stop && !args.status && !args.background;
+    let process = waits.then(|| umount::Daemon::find(client.socket()));
     runtime()?.block_on(async {
         if args.stop {
             let report = ask(&daemon, Method::POST, "/drain/stop", &name).await?;
@@ -47,6 +50,10 @@ pub fn run(args: &DrainArgs) -> Result<()> {
         }
         let report = follow(&daemon, &name).await?;
         tell(args, &report, leaves)?;
+        if let Some(process) = process.flatten().filter(|_| report.state == DrainState::Done) {
+            // Whoever starts it again, or asks who is there, is not to find it.
+            process.wait_for_end(&name)?;
+        }
         ended(&report, leaves)
     })
 }
