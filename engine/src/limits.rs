@@ -96,6 +96,9 @@ pub const GROUP_BYTES_MAX: usize = 255;
 pub const PEER_CREDIT_BYTES_MIN: usize = 2 * CHUNK_BYTES;
 /// A request to a peer counts for at least so many bytes of its connection's credit, so that their number is bounded.
 pub const PEER_REQUEST_BYTES_MIN: usize = PAGE_BYTES;
+/// Fetches of one peer, of one urgency, that wait in one core's line; more are told to come back. It is what four
+/// connections may ask at a time; one that asks and gives up in a loop could ask for ever.
+pub const PEER_LINE_MAX: usize = 16_384;
 /// Slices that one answer to a peer consists of: a chunk in sub-blocks.
 pub const PAYLOAD_PARTS_MAX: usize = SUB_BLOCKS_PER_CHUNK;
 /// Engine cores in one process.

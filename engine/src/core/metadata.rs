@@ -144,8 +144,7 @@ impl<P: Platform> Core<P> {
             return self.answer_peer(peer.0, FetchStatus::Busy, None);
         }
         self.lookups.peers_asking += 1;
-        // That the origin does not answer is to be told before the peer takes this node for silent.
-        let deadline = now + deadline.since(now) / 8 * 7;
+        let deadline = self.peer_deadline(now, deadline);
         let max_age = Duration::from_millis(max_age_ms.into());
         let who = Who::Peer(peer.0, peer.1);
         self.ask(now, question, Asker::new(now, max_age, deadline, who));

@@ -5,6 +5,7 @@
 //! (`docs/decisions/0020-placement.md`); what it may not bring it declines.
 
 mod calls;
+mod lines;
 mod names;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -22,9 +23,10 @@ use crate::limits::{
     SUB_BLOCK_BYTES,
 };
 use crate::ports::{
-    Class, FetchStatus, Full, Payload, PeerAsk, PeerFailure, PeerFetch, PeerId, Platform,
-    RequestHandle, Time, Transport, TransportEvent, TransportOp,
+    FetchStatus, Full, Payload, PeerAsk, PeerFailure, PeerFetch, PeerId, Platform, RequestHandle,
+    Time, Transport, TransportEvent, TransportOp,
 };
+use lines::{Asked, Waiting};
 use names::Names;
 
 /// The peer that a read is for.
@@ -38,23 +40,12 @@ pub(super) struct PeerReader {
     pub verify: bool,
 }
 
-/// A request that waits for what is lent to come back.
-#[derive(Debug)]
-struct Asked {
-    handle: RequestHandle,
-    peer: PeerId,
-    fetch: PeerFetch,
-    deadline: Time,
-}
-
 /// Requests of peers, and what they were told.
 #[derive(Debug, Default)]
 pub(super) struct Serving {
     names: Names,
-    /// Someone waits for these,
-    urgent: VecDeque<Asked>,
-    /// and for these not yet.
-    others: VecDeque<Asked>,
+    /// Fetches that nobody has looked at.
+    waiting: Waiting,
     /// Reads for peers.
     reads: usize,
     /// Answers that the transport had no room for.
@@ -70,7 +61,7 @@ pub(super) struct Serving {
 impl Serving {
     /// Whether requests wait to be looked at.
     pub fn are_queued(&self) -> bool {
-        !self.urgent.is_empty() || !self.others.is_empty()
+        !self.waiting.is_empty()
     }
 
     fn lend(&mut self, handle: RequestHandle, peer: PeerId, payload: &Payload) {
@@ -111,16 +102,10 @@ impl Serving {
             return None;
         }
         let lent_to = &self.lent_to;
-        let may = |asked: &Asked| {
-            let lent = lent_to.get(&asked.peer).copied().unwrap_or(0);
+        self.waiting.next(|peer| {
+            let lent = lent_to.get(&peer).copied().unwrap_or(0);
             lent <= lent_max / LENT_PEER_SHARE
-        };
-        for line in [&mut self.urgent, &mut self.others] {
-            if let Some(at) = line.iter().take(LINE_LOOKS_MAX).position(may) {
-                return line.remove(at);
-            }
-        }
-        None
+        })
     }
 
     /// Whether nothing is lent.
@@ -199,18 +184,22 @@ impl<P: Platform> Core<P> {
         fetch: PeerFetch,
         deadline: Time,
     ) {
-        let line = match fetch.class {
-            Class::Demand => &mut self.serving.urgent,
-            Class::Prefetch | Class::WarmUp => &mut self.serving.others,
-        };
-        // The asker is to hear of it before it gives up: it would take silence for death.
-        let deadline = now + deadline.since(now) / 8 * 7;
-        line.push_back(Asked {
+        let asked = Asked {
             handle,
             peer,
             fetch,
-            deadline,
-        });
+            deadline: self.peer_deadline(now, deadline),
+        };
+        if let Err(asked) = self.serving.waiting.push(asked) {
+            self.answer_peer(asked.handle, FetchStatus::Busy, None);
+        }
+    }
+
+    /// Until when a peer's request keeps its place here. A little less than the asker waits, which is to hear of it
+    /// before it takes silence for death; and never longer than this node waits for anything, since nobody tells when
+    /// the asker gives it up.
+    pub(super) fn peer_deadline(&self, now: Time, deadline: Time) -> Time {
+        now + deadline.since(now).min(self.config.io_timeout) / 8 * 7
     }
 
     /// Accepts requests as far as what is lent to peers leaves room, once it is known what the disks hold.
@@ -387,8 +376,6 @@ impl<P: Platform> Core<P> {
 const LENT_PEER_SHARE: usize = 2;
 /// Tables of answers that are kept for the next.
 const SPARE_PAYLOADS_MAX: usize = 64;
-/// So many of the requests in line are looked at for one whose peer has taken what it was given.
-const LINE_LOOKS_MAX: usize = 256;
 
 /// Whether a request names bytes that one answer can carry.
 fn is_sound(fetch: &PeerFetch) -> bool {

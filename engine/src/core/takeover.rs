@@ -100,8 +100,7 @@ impl<P: Platform> Core<P> {
         deadline: Time,
     ) {
         let (block, size_bytes, subs) = offer;
-        // The asker is to hear of it before it gives up.
-        let deadline = now + deadline.since(now) / 8 * 7;
+        let deadline = self.peer_deadline(now, deadline);
         let slot = Slot::of_stripe(block.object, block.offset());
         let refusal = match self.group.owner(slot) {
             _ if self.shutting_down => Some(FetchStatus::Failed(PeerFailure::Shutdown)),

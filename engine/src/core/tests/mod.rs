@@ -4,6 +4,7 @@ mod disk;
 mod disk_faults;
 mod group;
 mod group_faults;
+mod group_lines;
 mod group_once;
 mod handover;
 mod jobs;

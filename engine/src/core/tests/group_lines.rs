@@ -1,0 +1,116 @@
+//! Peers that ask for more than they are given, or give up what they asked for: nobody tells this node.
+
+use super::group::{OTHERS, placement};
+use super::limit::Ceiling;
+use super::*;
+use crate::limits::{BLOCK_BYTES, PEER_LINE_MAX};
+use crate::wire::call::Call;
+
+/// Later than any node waits: the longest that fits a request.
+const LONGEST: Duration = Duration::from_micros(u32::MAX as u64);
+
+impl Bench {
+    /// An owner of all with 64 KiB in memory, and two peers.
+    fn owner() -> Self {
+        let mut bench = Self::grouped(placement(&[(ME, 1), (OTHERS[0], 0), (OTHERS[1], 0)]));
+        bench.describe();
+        bench.get(0, 64 * KIB);
+        bench
+    }
+
+    /// A peer asks, and will wait for ever; nobody has a turn yet.
+    fn asks(&self, peer: PeerId, handle: u64, ask: PeerAsk) {
+        let event = TransportEvent::Request {
+            handle: RequestHandle(handle),
+            peer,
+            ask,
+            deadline: self.clock.now() + LONGEST,
+        };
+        self.transport.0.borrow_mut().events.push_back(event);
+    }
+
+    fn asks_bytes(&self, peer: PeerId, handle: u64) {
+        let fetch = PeerAsk::Fetch(self.request(0, 4096));
+        self.asks(peer, handle, fetch);
+    }
+
+    /// Who was told what by now.
+    fn all_told(&mut self) -> Vec<(u64, FetchStatus)> {
+        let mut told = Vec::new();
+        while !self.transport.0.borrow().ops.is_empty() {
+            let (handle, status, _) = self.told();
+            told.push((handle, status));
+        }
+        told
+    }
+}
+
+#[test]
+fn what_a_peer_asks_and_gives_up_in_a_loop_is_bounded() {
+    let mut bench = Bench::owner();
+    bench.core.serve_ceiling = Ceiling::new(Some(MIB));
+    let too_many = 1_000;
+    // The first is answered, and holds up the others.
+    let count = (1 + PEER_LINE_MAX + too_many) as u64;
+    (0..count).for_each(|handle| bench.asks_bytes(OTHERS[0], handle));
+    bench.turn();
+    let told = bench.all_told();
+    assert_eq!(told[0], (0, FetchStatus::Bytes));
+    assert_eq!(told.len(), 1 + too_many);
+    assert!(
+        told[1..]
+            .iter()
+            .all(|(_, status)| *status == FetchStatus::Busy)
+    );
+    // What another asks does not stand behind all that.
+    bench.asks_bytes(OTHERS[1], count);
+    bench.turn();
+    bench.pass(Duration::from_millis(20));
+    let told = bench.all_told();
+    assert!(told.contains(&(count, FetchStatus::Bytes)), "{told:?}");
+}
+
+#[test]
+fn nothing_of_a_peer_keeps_its_place_for_longer_than_this_node_waits() {
+    let mut bench = Bench::owner();
+    let bucket = bench.object.bucket.clone();
+    let key = "asked".into();
+    let calls = [
+        Call::Head {
+            bucket,
+            key,
+            max_age_ms: 0,
+        },
+        Call::Take {
+            block: bench.object.block(0),
+            size_bytes: BLOCK_BYTES as u64,
+            subs: 0b10,
+        },
+    ];
+    for (handle, call) in (1..).zip(calls) {
+        let body = call.encode();
+        let ask = PeerAsk::Call {
+            body,
+            room_bytes: 4096,
+        };
+        bench.asks(OTHERS[0], handle, ask);
+    }
+    let hangs = PeerAsk::Fetch(bench.request(MIB, 4096));
+    bench.asks(OTHERS[0], 3, hangs);
+    bench.turn();
+    assert_eq!(bench.core.takes.len(), 1);
+    // The leaver says nothing, nor does the origin.
+    let mut told = Vec::new();
+    let began = bench.clock.now();
+    while bench.clock.now().since(began) < TIMEOUT {
+        bench.pass(Duration::from_millis(500));
+        let ops = std::mem::take(&mut bench.transport.0.borrow_mut().ops);
+        told.extend(ops.into_iter().filter_map(|op| match op {
+            TransportOp::Answer { handle, .. } => Some(handle.0),
+            _ => None,
+        }));
+    }
+    told.sort_unstable();
+    assert_eq!(told, [1, 2, 3]);
+    assert_eq!(bench.core.takes.len(), 0);
+}
