@@ -1,0 +1,66 @@
+//! The way to peers over RDMA. So far its ground: devices, memory and queue pairs. The transport is not here yet.
+//!
+//! libibverbs is loaded when RDMA is first wanted, so the same binary starts on machines without it.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `address` | what a queue pair's peer must know: [`Gid`], [`PortAddress`], [`PeerAddress`] |
+//! | `status` | what became of work: [`Completion`], [`WorkFault`] |
+//! | `error` | [`VerbsError`], [`PostError`] |
+//! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`QueuePair`]; all unsafe code |
+//! | `limits` | every bound and time |
+//!
+//! # Whose is what
+//!
+//! Each object keeps what it was made from: a queue pair its completion queues and protection domain, a
+//! region its domain, all of them the device. Handles may be dropped in any order; what lies below goes last.
+//! None leaves the thread that made it:
+//!
+//! ```compile_fail,E0277
+//! fn leaves_its_thread<T: Send>() {}
+//! leaves_its_thread::<forebay_transport_rdma::QueuePair>();
+//! ```
+//! ```compile_fail,E0277
+//! fn leaves_its_thread<T: Send>() {}
+//! leaves_its_thread::<forebay_transport_rdma::CompletionQueue>();
+//! ```
+//! ```compile_fail,E0277
+//! fn leaves_its_thread<T: Send>() {}
+//! leaves_its_thread::<forebay_transport_rdma::MemoryRegion>();
+//! ```
+//!
+//! A slice of a region cannot outlive it:
+//!
+//! ```
+//! # fn is_there<T>() {}
+//! # is_there::<(forebay_transport_rdma::QueuePair, forebay_transport_rdma::CompletionQueue)>();
+//! fn in_time(region: forebay_transport_rdma::MemoryRegion, pair: &forebay_transport_rdma::QueuePair) {
+//!     let slice = region.slice(0, 8).unwrap();
+//!     pair.post_send(1, slice, true).unwrap();
+//!     drop(region);
+//! }
+//! ```
+//! ```compile_fail,E0505
+//! fn outlives(region: forebay_transport_rdma::MemoryRegion, pair: &forebay_transport_rdma::QueuePair) {
+//!     let slice = region.slice(0, 8).unwrap();
+//!     drop(region);
+//!     pair.post_send(1, slice, true).unwrap();
+//! }
+//! ```
+
+#![deny(unsafe_code)]
+
+mod address;
+mod error;
+pub mod limits;
+mod status;
+#[allow(unsafe_code)]
+mod verbs;
+
+pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddress, PortInfo};
+pub use error::{PostError, VerbsError};
+pub use status::{Completed, Completion, WorkFault, WorkKind};
+pub use verbs::{
+    Access, CompletionQueue, Device, DeviceInfo, LocalSlice, MemoryRegion, ProtectionDomain,
+    QueuePair, QueuePairSize, RemoteSlice, Verbs,
+};

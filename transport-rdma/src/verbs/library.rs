@@ -1,0 +1,126 @@
+//! libibverbs, loaded at run time: a machine without it is told so instead of not starting the program.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+
+use super::abi::*;
+use crate::VerbsError;
+
+/// Its file, by the name that has stood for the same binary interface since 2008.
+const FILE: &CStr = c"libibverbs.so.1";
+
+/// Defines the table of functions and how it is filled.
+macro_rules! functions {
+    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?,)*) => {
+        /// The library's functions, by the names that it has for them.
+        pub(super) struct Library {
+            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
+        }
+
+        impl Library {
+            fn with(handle: *mut c_void, file: &CStr) -> Result<Library, VerbsError> {
+                Ok(Library {
+                    $($name: {
+                        let found = symbol(handle, file, concat!(stringify!($name), "\0"))?;
+                        // SAFETY: the address is not null and is that of the function which the library's header
+                        // declares with this name and these types.
+                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(found) }
+                    },)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device,
+    ibv_free_device_list: fn(*mut *mut ibv_device),
+    ibv_get_device_name: fn(*mut ibv_device) -> *const c_char,
+    ibv_get_device_guid: fn(*mut ibv_device) -> u64,
+    ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context,
+    ibv_close_device: fn(*mut ibv_context) -> c_int,
+    ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
+    ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
+    _ibv_query_gid_ex: fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int,
+    ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd,
+    ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int,
+    ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+    ibv_dereg_mr: fn(*mut ibv_mr) -> c_int,
+    ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut c_void, c_int) -> *mut ibv_cq,
+    ibv_destroy_cq: fn(*mut ibv_cq) -> c_int,
+    ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+    ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_uint) -> c_int,
+    ibv_destroy_qp: fn(*mut ibv_qp) -> c_int,
+}
+
+impl Library {
+    /// Loads it once for the whole process; it is never unloaded.
+    pub(super) fn get() -> Result<&'static Library, VerbsError> {
+        static LIBRARY: OnceLock<Library> = OnceLock::new();
+        if let Some(library) = LIBRARY.get() {
+            return Ok(library);
+        }
+        let loaded = Library::load(FILE)?;
+        Ok(LIBRARY.get_or_init(|| loaded))
+    }
+
+    fn load(file: &CStr) -> Result<Library, VerbsError> {
+        // SAFETY: the name ends with a zero byte. Initialisers of this library only read its configuration.
+        let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        if handle.is_null() {
+            return Err(load_error(file));
+        }
+        Library::with(handle, file)
+    }
+}
+
+fn symbol(handle: *mut c_void, file: &CStr, name: &'static str) -> Result<*mut c_void, VerbsError> {
+    // SAFETY: the handle is of `dlopen` and never closed; the name ends with a zero byte.
+    let found = unsafe { libc::dlsym(handle, name.as_ptr().cast()) };
+    if found.is_null() {
+        return Err(load_error(file));
+    }
+    Ok(found)
+}
+
+/// What the loader said of the last call on this thread.
+fn load_error(file: &CStr) -> VerbsError {
+    // SAFETY: has no conditions; the text stays until this thread's next call of the loader.
+    let said = unsafe { libc::dlerror() };
+    let reason = if said.is_null() {
+        String::from("the loader does not say why")
+    } else {
+        // SAFETY: not null, so it is the loader's text, which ends with a zero byte.
+        let said = unsafe { CStr::from_ptr(said) };
+        said.to_string_lossy().into_owned()
+    };
+    VerbsError::Load {
+        library: file.to_string_lossy().into_owned(),
+        reason,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(file: &CStr) -> String {
+        match Library::load(file) {
+            Ok(_) => panic!("{file:?} was taken for libibverbs"),
+            Err(why) => why.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_machine_without_the_library_is_told_what_to_install() {
+        let told = refusal(c"libforebay-no-such-library.so.1");
+        assert!(told.contains("libforebay-no-such-library.so.1"), "{told}");
+        assert!(told.contains("install rdma-core"), "{told}");
+    }
+
+    #[test]
+    fn a_library_without_the_functions_is_refused() {
+        let told = refusal(c"libc.so.6");
+        assert!(told.contains("ibv_get_device_list"), "{told}");
+    }
+}

@@ -1,0 +1,311 @@
+//! Protection domains, and memory that a device may read and write.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+use std::rc::Rc;
+
+use super::abi::*;
+use super::checked;
+use super::device::{Device, DeviceShared, call_failed};
+use super::queue_pair::RemoteSlice;
+use crate::limits::PAGE_BYTES;
+use crate::{PostError, VerbsError};
+
+/// What belongs together: a queue pair reaches the regions of its own domain only. Clones are the same.
+#[derive(Clone)]
+pub struct ProtectionDomain(pub(super) Rc<DomainShared>);
+
+pub(super) struct DomainShared {
+    pub domain: NonNull<ibv_pd>,
+    pub device: Rc<DeviceShared>,
+}
+
+impl ProtectionDomain {
+    /// A new domain of a device.
+    pub fn new(device: &Device) -> Result<ProtectionDomain, VerbsError> {
+        let device = Rc::clone(&device.0);
+        // SAFETY: the context is open.
+        let domain = unsafe { (device.library.ibv_alloc_pd)(device.context.as_ptr()) };
+        match NonNull::new(domain) {
+            Some(domain) => Ok(ProtectionDomain(Rc::new(DomainShared { domain, device }))),
+            None => Err(call_failed(
+                "ibv_alloc_pd",
+                format!("RDMA device {}", device.name),
+                "",
+            )),
+        }
+    }
+}
+
+impl Drop for DomainShared {
+    fn drop(&mut self) {
+        // SAFETY: all that was made in the domain held it, and is gone.
+        let returned = unsafe { (self.device.library.ibv_dealloc_pd)(self.domain.as_ptr()) };
+        if let Err(why) = checked(returned) {
+            tracing::warn!(
+                device = self.device.name,
+                "RDMA protection domain could not be freed: {why}"
+            );
+        }
+    }
+}
+
+/// What may be done with a region; the device may always write to it for its own side.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Access {
+    /// Peers may write into it.
+    pub remote_write: bool,
+    /// Peers may read from it.
+    pub remote_read: bool,
+}
+
+impl Access {
+    /// Nothing for peers.
+    pub const LOCAL: Access = Access {
+        remote_write: false,
+        remote_read: false,
+    };
+
+    /// As verbs number it.
+    pub(super) fn flags(self) -> u32 {
+        let mut flags = IBV_ACCESS_LOCAL_WRITE;
+        if self.remote_write {
+            flags |= IBV_ACCESS_REMOTE_WRITE;
+        }
+        if self.remote_read {
+            flags |= IBV_ACCESS_REMOTE_READ;
+        }
+        flags
+    }
+}
+
+/// Memory of this process that the device, and peers as far as they are let, read and write at any time.
+/// So there are no references to its bytes: they are copied in and out.
+pub struct MemoryRegion {
+    region: NonNull<ibv_mr>,
+    bytes: PageMemory,
+    domain: Rc<DomainShared>,
+}
+
+impl MemoryRegion {
+    /// Allocates `len_bytes` zeros and registers them.
+    ///
+    /// # Errors
+    /// [`VerbsError::Call`], most often because the limit on locked memory is too small.
+    pub fn new(
+        domain: &ProtectionDomain,
+        len_bytes: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, VerbsError> {
+        let domain = Rc::clone(&domain.0);
+        let object = || {
+            format!(
+                "{len_bytes} bytes of memory for RDMA device {}",
+                domain.device.name
+            )
+        };
+        let Some(bytes) = PageMemory::new(len_bytes) else {
+            return Err(VerbsError::Unusable {
+                object: object(),
+                what: "not to be had".into(),
+            });
+        };
+        // SAFETY: the domain lives. The bytes are allocated, and freed only after they were deregistered.
+        let region = unsafe {
+            (domain.device.library.ibv_reg_mr)(
+                domain.domain.as_ptr(),
+                bytes.first.as_ptr().cast(),
+                len_bytes,
+                access.flags().cast_signed(),
+            )
+        };
+        match NonNull::new(region) {
+            Some(region) => Ok(MemoryRegion {
+                region,
+                bytes,
+                domain,
+            }),
+            None => Err(call_failed(
+                "ibv_reg_mr",
+                object(),
+                "; look at the limit on locked memory (ulimit -l, LimitMEMLOCK=)",
+            )),
+        }
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.bytes.layout.size()
+    }
+
+    /// Bytes of it, to be named in work that is posted.
+    ///
+    /// # Errors
+    /// [`PostError::OutsideRegion`].
+    pub fn slice(
+        &self,
+        offset_bytes: usize,
+        len_bytes: usize,
+    ) -> Result<LocalSlice<'_>, PostError> {
+        self.check(offset_bytes, len_bytes)?;
+        // Within the region, so it does not overflow.
+        let address = self.bytes.first.as_ptr().addr() + offset_bytes;
+        Ok(LocalSlice {
+            address: address as u64,
+            len_bytes,
+            key: self.keys().0,
+            _region: PhantomData,
+        })
+    }
+
+    /// What a peer names to reach the bytes from `offset_bytes` on. How far it gets is for its device to say.
+    pub fn remote(&self, offset_bytes: usize) -> RemoteSlice {
+        let address = self.bytes.first.as_ptr().addr().wrapping_add(offset_bytes);
+        RemoteSlice {
+            address: address as u64,
+            key: self.keys().1,
+        }
+    }
+
+    /// Copies bytes into the region.
+    ///
+    /// # Errors
+    /// [`PostError::OutsideRegion`].
+    pub fn write_at(&self, offset_bytes: usize, bytes: &[u8]) -> Result<(), PostError> {
+        self.check(offset_bytes, bytes.len())?;
+        // SAFETY: the offset was checked to lie within the allocation.
+        let to = unsafe { self.bytes.first.add(offset_bytes) };
+        // SAFETY: both sides have that many bytes, and a borrowed slice is not part of an allocation to which
+        // no reference is ever made. Devices may write the same bytes; that mixes bytes, as any DMA does.
+        unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes out of the region.
+    ///
+    /// # Errors
+    /// [`PostError::OutsideRegion`].
+    pub fn read_at(&self, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), PostError> {
+        self.check(offset_bytes, bytes.len())?;
+        // SAFETY: the offset was checked to lie within the allocation.
+        let from = unsafe { self.bytes.first.add(offset_bytes) };
+        // SAFETY: as for writing. The bytes were zeros at first, so all of them have a value.
+        unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
+        Ok(())
+    }
+
+    fn check(&self, offset_bytes: usize, len_bytes: usize) -> Result<(), PostError> {
+        let region_bytes = self.len_bytes();
+        match offset_bytes.checked_add(len_bytes) {
+            Some(end) if end <= region_bytes => Ok(()),
+            _ => Err(PostError::OutsideRegion {
+                offset_bytes,
+                len_bytes,
+                region_bytes,
+            }),
+        }
+    }
+
+    /// The keys for this side and for peers.
+    fn keys(&self) -> (u32, u32) {
+        // SAFETY: the region is registered as long as `self` lives; the library writes it no more.
+        let region = unsafe { self.region.as_ref() };
+        (region.lkey, region.rkey)
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: registered once, deregistered here only. When it succeeds no device reaches the bytes any more,
+        // whatever work still names them: that work fails.
+        let returned = unsafe { (self.domain.device.library.ibv_dereg_mr)(self.region.as_ptr()) };
+        if let Err(why) = checked(returned) {
+            // A device may still write to them.
+            self.bytes.leak();
+            tracing::warn!(
+                device = self.domain.device.name,
+                bytes = self.bytes.layout.size(),
+                "memory could not be deregistered and is kept for good: {why}"
+            );
+        }
+    }
+}
+
+/// Bytes of a [`MemoryRegion`], checked to lie within it.
+#[derive(Clone, Copy)]
+pub struct LocalSlice<'a> {
+    pub(super) address: u64,
+    pub(super) len_bytes: usize,
+    pub(super) key: u32,
+    _region: PhantomData<&'a MemoryRegion>,
+}
+
+/// Zeros, whole pages from a page's beginning on, so that no other data shares a page with them.
+struct PageMemory {
+    first: NonNull<u8>,
+    layout: Layout,
+    leaked: bool,
+}
+
+impl PageMemory {
+    fn new(len_bytes: usize) -> Option<PageMemory> {
+        let layout = Layout::from_size_align(len_bytes, PAGE_BYTES)
+            .ok()
+            .filter(|layout| layout.size() > 0)?;
+        // SAFETY: the length is not zero.
+        let first = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(PageMemory {
+            first,
+            layout,
+            leaked: false,
+        })
+    }
+
+    fn leak(&mut self) {
+        self.leaked = true;
+    }
+}
+
+impl Drop for PageMemory {
+    fn drop(&mut self) {
+        if !self.leaked {
+            // SAFETY: allocated with this layout, freed here only.
+            unsafe { dealloc(self.first.as_ptr(), self.layout) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_begins_at_a_page_and_none_is_no_memory() {
+        let memory = PageMemory::new(10).expect("ten bytes");
+        assert_eq!(memory.first.as_ptr().addr() % PAGE_BYTES, 0);
+        assert!(PageMemory::new(0).is_none());
+        assert!(PageMemory::new(usize::MAX).is_none());
+    }
+
+    #[test]
+    fn access_is_no_more_than_what_was_asked_for() {
+        assert_eq!(Access::LOCAL.flags(), 1);
+        assert_eq!(
+            Access {
+                remote_write: true,
+                ..Access::LOCAL
+            }
+            .flags(),
+            3
+        );
+        assert_eq!(
+            Access {
+                remote_read: true,
+                ..Access::LOCAL
+            }
+            .flags(),
+            5
+        );
+    }
+}

@@ -1,0 +1,362 @@
+//! Reliable-connected queue pairs.
+
+use std::io;
+use std::ptr::{self, NonNull};
+use std::rc::Rc;
+
+use super::abi::*;
+use super::checked;
+use super::completion::{CompletionQueue, QueueShared};
+use super::device::{call_failed, call_failed_with};
+use super::memory::{Access, DomainShared, LocalSlice, ProtectionDomain};
+use crate::limits::{
+    ACK_TIMEOUT_EXPONENT, HOPS_MAX, MESSAGE_BYTES_MAX, RECEIVER_NOT_READY_RETRIES_MAX,
+    RECEIVER_NOT_READY_TIMER, RETRIES_MAX,
+};
+use crate::{PeerAddress, PortAddress, PostError, VerbsError};
+
+/// How much work a queue pair takes.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePairSize {
+    /// Sends, writes and reads under way.
+    pub sends: u32,
+    /// Receives posted.
+    pub receives: u32,
+    /// Longest message that [`QueuePair::post_send_inline`] takes; the device may take longer ones.
+    pub inline_bytes: u32,
+}
+
+/// Where bytes are in a peer's memory: what its [`super::MemoryRegion::remote`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RemoteSlice {
+    /// The address, in the peer's process.
+    pub address: u64,
+    /// The key of the region.
+    pub key: u32,
+}
+
+/// One end of a reliable connection. Owned by the thread that made it.
+pub struct QueuePair {
+    pair: NonNull<ibv_qp>,
+    number: u32,
+    inline_bytes: usize,
+    reads: u8,
+    // After the queue pair itself, which is destroyed first.
+    domain: Rc<DomainShared>,
+    _sends: Rc<QueueShared>,
+    _receives: Rc<QueueShared>,
+}
+
+impl QueuePair {
+    /// A queue pair that is not connected. Completions of sends, writes and reads go to the queue `sends`, those of
+    /// receives to `receives`; both may be the same.
+    pub fn new(
+        domain: &ProtectionDomain,
+        sends: &CompletionQueue,
+        receives: &CompletionQueue,
+        size: QueuePairSize,
+    ) -> Result<QueuePair, VerbsError> {
+        let device = &domain.0.device;
+        let object = || {
+            format!(
+                "RDMA device {}, a queue pair of {}+{}",
+                device.name, size.sends, size.receives
+            )
+        };
+        if ![sends, receives]
+            .iter()
+            .all(|queue| Rc::ptr_eq(&queue.0.device, device))
+        {
+            return Err(VerbsError::Unusable {
+                object: object(),
+                what: "its completion queue is of another".into(),
+            });
+        }
+        let mut wanted = ibv_qp_init_attr::zeroed();
+        wanted.send_cq = sends.0.queue.as_ptr();
+        wanted.recv_cq = receives.0.queue.as_ptr();
+        wanted.qp_type = IBV_QPT_RC;
+        wanted.cap = ibv_qp_cap {
+            max_send_wr: size.sends,
+            max_recv_wr: size.receives,
+            max_send_sge: 1,
+            max_recv_sge: 1,
+            max_inline_data: size.inline_bytes,
+        };
+        // SAFETY: domain and queues live, and are of one device.
+        let pair = unsafe { (device.library.ibv_create_qp)(domain.0.domain.as_ptr(), &mut wanted) };
+        let Some(pair) = NonNull::new(pair) else {
+            return Err(call_failed(
+                "ibv_create_qp",
+                object(),
+                "; look at the limit on locked memory (ulimit -l)",
+            ));
+        };
+        // SAFETY: the queue pair was just made; its number does not change.
+        let number = unsafe { pair.as_ref() }.qp_num;
+        Ok(QueuePair {
+            pair,
+            number,
+            inline_bytes: wanted.cap.max_inline_data as usize,
+            reads: super::Device(Rc::clone(device)).reads_under_way_max(),
+            domain: Rc::clone(&domain.0),
+            _sends: Rc::clone(&sends.0),
+            _receives: Rc::clone(&receives.0),
+        })
+    }
+
+    /// Its number, by which completions and peers name it.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What a peer must know of it to connect. `first_packet` is of the caller's choice, 24 bits.
+    pub fn address(&self, at: &PortAddress, first_packet: u32) -> PeerAddress {
+        PeerAddress {
+            queue_pair: self.number,
+            first_packet,
+            lid: at.lid,
+            gid: at.gid,
+            mtu: at.mtu,
+        }
+    }
+
+    /// Gives it a port, and peers the access that they shall have. From now on it takes receives.
+    pub fn prepare(&self, at: &PortAddress, access: Access) -> Result<(), VerbsError> {
+        let mut wanted = ibv_qp_attr::zeroed();
+        wanted.qp_state = IBV_QPS_INIT;
+        wanted.port_num = at.port;
+        wanted.qp_access_flags = access.flags();
+        self.modify(
+            &mut wanted,
+            IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS,
+        )
+    }
+
+    /// Connects a prepared one to its peer, which does the same on its side. `first_packet` is what this side's
+    /// address told.
+    pub fn connect(
+        &self,
+        at: &PortAddress,
+        first_packet: u32,
+        peer: &PeerAddress,
+    ) -> Result<(), VerbsError> {
+        let mut wanted = ibv_qp_attr::zeroed();
+        wanted.qp_state = IBV_QPS_RTR;
+        wanted.path_mtu = at.mtu.min(peer.mtu).code();
+        wanted.dest_qp_num = peer.queue_pair;
+        wanted.rq_psn = peer.first_packet;
+        wanted.max_dest_rd_atomic = self.reads;
+        wanted.min_rnr_timer = RECEIVER_NOT_READY_TIMER;
+        wanted.ah_attr.port_num = at.port;
+        wanted.ah_attr.dlid = peer.lid;
+        // Ports on Ethernet have no LID.
+        if peer.lid == 0 {
+            wanted.ah_attr.is_global = 1;
+            wanted.ah_attr.grh.dgid = AlignedGid(peer.gid.0);
+            wanted.ah_attr.grh.sgid_index = at.gid_index;
+            wanted.ah_attr.grh.hop_limit = HOPS_MAX;
+        }
+        let path = IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+        self.modify(
+            &mut wanted,
+            IBV_QP_STATE | path | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
+        )?;
+
+        let mut wanted = ibv_qp_attr::zeroed();
+        wanted.qp_state = IBV_QPS_RTS;
+        wanted.sq_psn = first_packet;
+        wanted.timeout = ACK_TIMEOUT_EXPONENT;
+        wanted.retry_cnt = RETRIES_MAX;
+        wanted.rnr_retry = RECEIVER_NOT_READY_RETRIES_MAX;
+        wanted.max_rd_atomic = self.reads;
+        let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+        self.modify(
+            &mut wanted,
+            IBV_QP_STATE | IBV_QP_SQ_PSN | retries | IBV_QP_MAX_QP_RD_ATOMIC,
+        )
+    }
+
+    /// Puts it into error: what is posted, and all that will be, comes back as flushed.
+    pub fn fail(&self) -> Result<(), VerbsError> {
+        let mut wanted = ibv_qp_attr::zeroed();
+        wanted.qp_state = IBV_QPS_ERR;
+        self.modify(&mut wanted, IBV_QP_STATE)
+    }
+
+    fn modify(&self, wanted: &mut ibv_qp_attr, which: u32) -> Result<(), VerbsError> {
+        let library = self.domain.device.library;
+        // SAFETY: the queue pair lives; the structure is the one that the function reads.
+        let returned = unsafe { (library.ibv_modify_qp)(self.pair.as_ptr(), wanted, which) };
+        checked(returned).map_err(|why| {
+            let object = format!(
+                "RDMA device {}, queue pair {} to state {}",
+                self.domain.device.name, self.number, wanted.qp_state
+            );
+            call_failed_with("ibv_modify_qp", object, why, "")
+        })
+    }
+
+    /// Posts room for one message of the peer.
+    pub fn post_receive(&self, work: u64, to: LocalSlice<'_>) -> Result<(), PostError> {
+        let mut element = element(to)?;
+        let mut request = ibv_recv_wr {
+            wr_id: work,
+            next: ptr::null_mut(),
+            sg_list: &mut element,
+            num_sge: 1,
+        };
+        let mut refused = ptr::null_mut();
+        let Some(post_recv) = self.domain.device.operations().post_recv else {
+            return Err(PostError::Refused(io::ErrorKind::Unsupported.into()));
+        };
+        // SAFETY: the queue pair lives; request and element are read during the call only. The region that the
+        // element names cannot be freed while a device reaches it (see `MemoryRegion`'s drop).
+        let returned = unsafe { post_recv(self.pair.as_ptr(), &mut request, &mut refused) };
+        posted(returned)
+    }
+
+    /// Posts a message to the peer. Without `signalled` it has a completion only when it fails.
+    pub fn post_send(
+        &self,
+        work: u64,
+        from: LocalSlice<'_>,
+        signalled: bool,
+    ) -> Result<(), PostError> {
+        self.post(work, element(from)?, IBV_WR_SEND, None, signal(signalled))
+    }
+
+    /// Posts a short message, which is copied at once: the bytes may change when this returns.
+    ///
+    /// # Errors
+    /// [`PostError::TooLong`] for more than the queue pair was made for.
+    pub fn post_send_inline(
+        &self,
+        work: u64,
+        message: &[u8],
+        signalled: bool,
+    ) -> Result<(), PostError> {
+        if message.len() > self.inline_bytes {
+            return Err(PostError::TooLong {
+                len_bytes: message.len(),
+                max_bytes: self.inline_bytes,
+            });
+        }
+        let element = ibv_sge {
+            addr: message.as_ptr().addr() as u64,
+            // Inline messages are some hundreds of bytes.
+            length: message.len() as u32,
+            lkey: 0,
+        };
+        self.post(
+            work,
+            element,
+            IBV_WR_SEND,
+            None,
+            signal(signalled) | IBV_SEND_INLINE,
+        )
+    }
+
+    /// Posts an RDMA WRITE of bytes of this side into the peer's memory.
+    pub fn post_write(
+        &self,
+        work: u64,
+        from: LocalSlice<'_>,
+        to: RemoteSlice,
+        signalled: bool,
+    ) -> Result<(), PostError> {
+        self.post(
+            work,
+            element(from)?,
+            IBV_WR_RDMA_WRITE,
+            Some(to),
+            signal(signalled),
+        )
+    }
+
+    /// Posts an RDMA READ of bytes of the peer into memory of this side.
+    pub fn post_read(
+        &self,
+        work: u64,
+        to: LocalSlice<'_>,
+        from: RemoteSlice,
+        signalled: bool,
+    ) -> Result<(), PostError> {
+        self.post(
+            work,
+            element(to)?,
+            IBV_WR_RDMA_READ,
+            Some(from),
+            signal(signalled),
+        )
+    }
+
+    fn post(
+        &self,
+        work: u64,
+        mut element: ibv_sge,
+        opcode: u32,
+        target: Option<RemoteSlice>,
+        flags: u32,
+    ) -> Result<(), PostError> {
+        let mut request = ibv_send_wr::zeroed();
+        request.wr_id = work;
+        request.sg_list = &mut element;
+        request.num_sge = 1;
+        request.opcode = opcode;
+        request.send_flags = flags;
+        if let Some(target) = target {
+            request.wr.remote_addr = target.address;
+            request.wr.rkey = target.key;
+        }
+        let mut refused = ptr::null_mut();
+        let Some(post_send) = self.domain.device.operations().post_send else {
+            return Err(PostError::Refused(io::ErrorKind::Unsupported.into()));
+        };
+        // SAFETY: the queue pair lives; request and element are read during the call only, and so are the bytes of
+        // an inline message. A region that the element names cannot be freed while a device reaches it (see
+        // `MemoryRegion`'s drop).
+        let returned = unsafe { post_send(self.pair.as_ptr(), &mut request, &mut refused) };
+        posted(returned)
+    }
+}
+
+fn signal(signalled: bool) -> u32 {
+    if signalled { IBV_SEND_SIGNALED } else { 0 }
+}
+
+fn element(slice: LocalSlice<'_>) -> Result<ibv_sge, PostError> {
+    match u32::try_from(slice.len_bytes) {
+        Ok(length) if slice.len_bytes <= MESSAGE_BYTES_MAX => Ok(ibv_sge {
+            addr: slice.address,
+            length,
+            lkey: slice.key,
+        }),
+        _ => Err(PostError::TooLong {
+            len_bytes: slice.len_bytes,
+            max_bytes: MESSAGE_BYTES_MAX,
+        }),
+    }
+}
+
+/// What a post function says.
+fn posted(returned: i32) -> Result<(), PostError> {
+    checked(returned).map_err(|why| match why.raw_os_error() {
+        Some(libc::ENOMEM) => PostError::Full,
+        _ => PostError::Refused(why),
+    })
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed here only; what it was made from is still held.
+        let returned = unsafe { (self.domain.device.library.ibv_destroy_qp)(self.pair.as_ptr()) };
+        if let Err(why) = checked(returned) {
+            tracing::warn!(
+                device = self.domain.device.name,
+                pair = self.number,
+                "queue pair could not be destroyed: {why}"
+            );
+        }
+    }
+}
