@@ -18,7 +18,6 @@ use std::time::Duration;
 use super::index::{Index, Mask, StableMap};
 use super::takeover::bytes_of;
 use super::{Core, Tagged};
-use crate::arena::Share;
 use crate::disk::Held;
 use crate::identity::{BlockId, Slot};
 use crate::limits::{
@@ -26,8 +25,7 @@ use crate::limits::{
     SUB_BLOCK_BYTES,
 };
 use crate::ports::{
-    Class, FetchStatus, FetchTag, PeerFailure, PeerId, Platform, Time, Transport, TransportError,
-    TransportOp,
+    FetchStatus, FetchTag, PeerFailure, PeerId, Platform, Time, Transport, TransportError,
 };
 use crate::stats::HandoverStats;
 use crate::wire::call::{Call, CallAnswer};
@@ -69,6 +67,8 @@ struct Offer {
     subs: Mask,
     block_bytes: usize,
     to: PeerId,
+    /// The view that it was made in.
+    view: u64,
 }
 
 impl Offer {
@@ -118,11 +118,22 @@ pub(super) struct Handover {
     /// Of this pass.
     failed: u64,
     given_bytes: u64,
-    insertions: u64,
+    arrivals: Arrivals,
     /// Blocks and bytes counted so far.
     counted: (u64, u64),
     was_counted: bool,
     stats: HandoverStats,
+}
+
+/// What may bring something that no other member has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Arrivals {
+    /// Entries ever put into the disk index.
+    insertions: u64,
+    /// GETs ever asked of the origin.
+    gets: u64,
+    /// Fills under way.
+    fills: usize,
 }
 
 /// A pass after one that failed in part begins so much later;
@@ -145,11 +156,11 @@ impl Handover {
         }
     }
 
-    fn begin(&mut self, insertions: u64) {
+    fn begin(&mut self, arrivals: Arrivals) {
         self.stage = Stage::Counting(Where::Disk);
         self.at = Some(0);
         self.found.clear();
-        (self.failed, self.given_bytes, self.insertions) = (0, 0, insertions);
+        (self.failed, self.given_bytes, self.arrivals) = (0, 0, arrivals);
         self.counted = (0, 0);
         self.stats.refused_blocks = 0;
         self.stats.refused_bytes = 0;
@@ -226,7 +237,7 @@ impl<P: Platform> Core<P> {
             Stage::Idle | Stage::Done => false,
             Stage::Resting(until) if until > now => false,
             Stage::Resting(_) => {
-                self.handover.begin(self.parts.disk.insertions());
+                self.handover.begin(self.arrivals());
                 true
             }
             Stage::Counting(of) => {
@@ -268,8 +279,16 @@ impl<P: Platform> Core<P> {
                 self.handover.heirs.retain(|_, heir| group.knows(*heir));
             }
         }
-        self.handover.begin(self.parts.disk.insertions());
+        self.handover.begin(self.arrivals());
         true
+    }
+
+    fn arrivals(&self) -> Arrivals {
+        Arrivals {
+            insertions: self.parts.disk.insertions(),
+            gets: self.stats.gets,
+            fills: self.fills.len(),
+        }
     }
 
     fn holding(&self, block: BlockId) -> Option<Holding> {
@@ -401,35 +420,23 @@ impl<P: Platform> Core<P> {
             self.handover.fail();
             return Offered::No;
         };
-        let Ok(lease) = self.lease(PAGE_BYTES, Share::Prefetch) else {
-            return Offered::Later;
-        };
         let offer = Offer {
             block,
             subs: holding.subs,
             block_bytes: holding.block_bytes,
             to: to.peer,
+            view: self.handover.view,
         };
         let call = Call::Take {
             block,
             size_bytes: block.offset() + holding.block_bytes as u64,
             subs: holding.subs,
         };
-        let tag = FetchTag(self.next_id());
         let deadline = now + self.config.io_timeout;
-        let op = TransportOp::Call {
-            tag,
-            to,
-            class: Class::WarmUp,
-            body: call.encode(),
-            lease,
-            deadline,
-        };
-        if self.parts.transport.submit(op).is_err() {
+        let Some(tag) = self.call_member(to, &call, deadline, Tagged::Offer) else {
             return Offered::Later;
-        }
+        };
         self.group.asks(now, to.peer, deadline);
-        self.tags.insert(tag.0, Tagged::Offer(tag));
         self.handover.offered_bytes += offer.bytes();
         self.handover.offers.insert(tag.0, offer);
         Offered::Yes
@@ -449,46 +456,59 @@ impl<P: Platform> Core<P> {
         if self.shutting_down || !self.handover.is_leaving {
             return;
         }
-        match outcome {
+        let answer = match outcome {
             Ok((status, bytes)) => {
                 self.group.answered(offer.to);
-                match (status, CallAnswer::decode(bytes)) {
-                    (
-                        FetchStatus::Bytes,
-                        Ok(CallAnswer::Taken {
-                            subs,
-                            took_bytes,
-                            room,
-                        }),
-                    ) => {
-                        self.taken(&offer, subs, took_bytes, room);
-                    }
-                    // It does not know the question: it is of an older version.
-                    (FetchStatus::Failed(PeerFailure::Invalid), _) => {
-                        self.refused(&offer, offer.subs)
-                    }
-                    _ => self.handover.fail(),
-                }
+                Some((status, CallAnswer::decode(bytes)))
             }
             Err(error) => {
-                self.handover.fail();
                 if error == TransportError::Unreachable {
                     self.stats.peer_failures += 1;
                     self.pass_over(now, offer.to, true);
                 }
+                None
             }
+        };
+        // Of another view: the present pass offers the block itself, and what it counts is left alone.
+        let is_late = offer.view != self.handover.view;
+        match answer {
+            Some((
+                FetchStatus::Bytes,
+                Ok(CallAnswer::Taken {
+                    subs,
+                    took_bytes,
+                    room,
+                }),
+            )) => match is_late {
+                true => drop(self.went(&offer, took_bytes)),
+                false => self.taken(&offer, subs, took_bytes, room),
+            },
+            _ if is_late => {}
+            // It does not know the question: it is of an older version.
+            Some((FetchStatus::Failed(PeerFailure::Invalid), _)) => {
+                self.refused(&offer, offer.subs)
+            }
+            _ => self.handover.fail(),
         }
     }
 
-    fn taken(&mut self, offer: &Offer, subs: Mask, took_bytes: u64, room: bool) {
+    /// Counts what a block's owner fetched, by what it said. None when it owns the block no more: it may have gone by now.
+    fn went(&mut self, offer: &Offer, took_bytes: u64) -> Option<u64> {
         let slot = Slot::of_stripe(offer.block.object, offer.block.offset());
         if self.group.owner(slot) != Some(offer.to) {
-            // It has it, but owns it no more, and may have gone by now.
-            return self.handover.fail();
+            return None;
         }
+        let took_bytes = took_bytes.min(offer.bytes());
         let stats = &mut self.handover.stats;
         stats.given_blocks += u64::from(took_bytes > 0);
         stats.given_bytes += took_bytes;
+        Some(took_bytes)
+    }
+
+    fn taken(&mut self, offer: &Offer, subs: Mask, took_bytes: u64, room: bool) {
+        let Some(took_bytes) = self.went(offer, took_bytes) else {
+            return self.handover.fail();
+        };
         self.handover.given_bytes += took_bytes;
         let missing = offer.subs & !subs;
         if missing == 0 {
@@ -516,15 +536,17 @@ impl<P: Platform> Core<P> {
 
     /// Everything was offered once, and all answers are there.
     fn end_pass(&mut self, now: Time) {
-        let insertions = self.parts.disk.insertions();
-        let came = self.fills.len() > 0 || insertions != self.handover.insertions;
+        let (before, after) = (self.handover.arrivals, self.arrivals());
+        // From the origin: nobody else may have it, and it may lie behind where the pass looked.
+        let was_filled = before.fills + after.fills > 0 || before.gets != after.gets;
+        let came =
+            was_filled || before.insertions != after.insertions && self.handover.given_bytes > 0;
         let handover = &mut self.handover;
         // Room that is short in a burst is there a moment later: refused for good is what a whole pass brings to nobody.
         let may_fit = handover.stats.refused_blocks > 0 && handover.given_bytes > 0;
         handover.stage = if handover.failed > 0 || may_fit {
             Stage::Resting(now + REST_FAILED)
-        } else if self.takes.len() > 0 || came && (handover.given_bytes > 0 || self.fills.len() > 0)
-        {
+        } else if self.takes.len() > 0 || came {
             // What this member takes over from one that leaves as well is to go on to others.
             Stage::Resting(now + REST)
         } else {

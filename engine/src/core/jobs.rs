@@ -17,16 +17,15 @@ use std::time::Duration;
 use super::index::{StableMap, mask_of_bytes};
 use super::timers::Due;
 use super::{Core, Tagged};
-use crate::arena::Share;
 use crate::client::{Callback, RangeRequest, RangeWork};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::{BlockId, ObjectVersion, Slot};
 use crate::limits::{
-    BLOCK_BYTES, JOBS_PER_CORE_MAX, OBJECT_BYTES_MAX, PAGE_BYTES, STRIPE_BYTES, SUB_BLOCK_BYTES,
+    BLOCK_BYTES, JOBS_PER_CORE_MAX, OBJECT_BYTES_MAX, STRIPE_BYTES, SUB_BLOCK_BYTES,
 };
 use crate::ports::{
-    Class, FetchStatus, FetchTag, PeerCore, PeerFailure, Platform, RequestHandle, Time, Transport,
-    TransportError, TransportOp,
+    FetchStatus, FetchTag, PeerCore, PeerFailure, Platform, RequestHandle, Time, Transport,
+    TransportError,
 };
 use crate::wire::call::{Call, CallAnswer};
 
@@ -193,18 +192,7 @@ impl<P: Platform> Core<P> {
         asker: Asker,
     ) {
         let end = bytes.end.min(object.size_bytes.min(OBJECT_BYTES_MAX));
-        let stripe = STRIPE_BYTES as u64;
-        let in_stripe = bytes.start < end && bytes.start / stripe == (end - 1) / stripe;
-        let error = if self.shutting_down {
-            Some(ReadError::Shutdown)
-        } else if !in_stripe {
-            Some(ReadError::Invalid)
-        } else if deadline <= now || self.jobs.len() >= JOBS_PER_CORE_MAX {
-            Some(ReadError::Deadline)
-        } else {
-            None
-        };
-        if let Some(error) = error {
+        if let Some(error) = self.refusal_of_job(now, &(bytes.start..end), deadline) {
             return self.tell_job(asker, Err(error));
         }
         let is_front = matches!(asker, Asker::Front(_));
@@ -231,6 +219,26 @@ impl<P: Platform> Core<P> {
             id,
         };
         self.timers.set(deadline, Due::Job(key));
+        self.start_job(now, key, work, slot, is_front);
+    }
+
+    /// Why there will be no job on a range.
+    fn refusal_of_job(&self, now: Time, bytes: &Range<u64>, deadline: Time) -> Option<ReadError> {
+        let stripe = STRIPE_BYTES as u64;
+        let in_stripe = !bytes.is_empty() && bytes.start / stripe == (bytes.end - 1) / stripe;
+        if self.shutting_down {
+            Some(ReadError::Shutdown)
+        } else if !in_stripe {
+            Some(ReadError::Invalid)
+        } else if deadline <= now || self.jobs.len() >= JOBS_PER_CORE_MAX {
+            Some(ReadError::Deadline)
+        } else {
+            None
+        }
+    }
+
+    /// Does here what is to be done here, and calls whom it takes. `is_front`: this node's own front asked.
+    fn start_job(&mut self, now: Time, key: JobKey, work: RangeWork, slot: Slot, is_front: bool) {
         match work {
             RangeWork::Evict => {
                 self.evict_range(key);
@@ -289,22 +297,10 @@ impl<P: Platform> Core<P> {
                 offset,
                 len_bytes,
             };
-            let Ok(lease) = self.lease(PAGE_BYTES, Share::Prefetch) else {
+            let tagged = |tag| Tagged::Job(key, tag);
+            let Some(tag) = self.call_member(to, &call, deadline, tagged) else {
                 return self.pause_job(now, key);
             };
-            let tag = FetchTag(self.next_id());
-            let op = TransportOp::Call {
-                tag,
-                to,
-                class: Class::WarmUp,
-                body: call.encode(),
-                lease,
-                deadline,
-            };
-            if self.parts.transport.submit(op).is_err() {
-                return self.pause_job(now, key);
-            }
-            self.tags.insert(tag.0, Tagged::Job(key, tag));
             if let Some(job) = self.jobs.get(key) {
                 job.to_call.pop();
                 job.calls.push(tag);

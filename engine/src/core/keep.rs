@@ -69,19 +69,43 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Offers to the disk tier once more what it had no room for, of these sub-blocks of a block.
+    /// Offers to the disk tier once more what it had no room for, of these sub-blocks of a block. Costs next to nothing
+    /// while there still is none.
     pub(super) fn keep_again(&mut self, now: Time, id: BlockId, subs: Mask) {
         let Some(key) = self.index.find(id) else {
             return;
         };
+        self.parts.arena.reclaim();
         let block = self.index.block(key);
         let due = subs & !block.saving;
-        let pieces = block.pieces().filter(|piece| piece.mask() & due != 0);
-        let right = pieces.filter(|piece| piece.verify(block.seed, 0, piece.bytes.len()));
-        let fills: Vec<Fill> = right.map(|piece| piece.fill(id)).collect();
+        let (mut fills, mut bytes, mut footprint_bytes) = (Vec::new(), 0, 0);
+        for piece in block.pieces().filter(|piece| piece.mask() & due != 0) {
+            bytes += piece.bytes.len();
+            footprint_bytes += piece.bytes.footprint_bytes();
+            // Before its checksums are computed: a slow disk is asked every few milliseconds.
+            if !self.may_save(footprint_bytes) || !self.parts.disk.may_write(bytes) {
+                break;
+            }
+            if piece.verify(block.seed, 0, piece.bytes.len()) {
+                fills.push(piece.fill(id));
+            }
+        }
         for fill in fills {
             self.hand_over(now, fill);
         }
+    }
+
+    /// Whether buffers of so many bytes more may be on their way to disk, by what the buffers take: such a buffer
+    /// cannot be evicted, and the disk tier needs some for its own work.
+    fn may_save(&self, footprint_bytes: usize) -> bool {
+        let arena = &self.parts.arena;
+        let saving = self.index.saving_bytes + footprint_bytes;
+        // Pieces that the index dropped while they are written, and what reclaim moves.
+        let held = arena
+            .frozen_bytes()
+            .saturating_sub(self.index.cached_bytes());
+        let capacity = arena.capacity_bytes();
+        saving <= capacity / DISK_WRITE_SHARE && saving + held <= capacity / DISK_HELD_SHARE
     }
 
     /// Whether a block that is complete in memory lies on disk in more extents than it has chunks,
@@ -110,17 +134,8 @@ impl<P: Platform> Core<P> {
         let (id, len_bytes) = (fill.block, fill.bytes.len());
         let start = fill.first_page as usize * PAGE_BYTES;
         let of = mask_of_bytes(start, start + len_bytes);
-        // By what their buffers take, not by their bytes: a buffer on its way to disk cannot be evicted,
-        // and the disk tier needs some for its own work.
-        let arena = &mut self.parts.arena;
-        arena.reclaim();
-        let saving = self.index.saving_bytes + fill.bytes.footprint_bytes();
-        // Pieces that the index dropped while they are written, and what reclaim moves.
-        let held = arena
-            .frozen_bytes()
-            .saturating_sub(self.index.cached_bytes());
-        let capacity = arena.capacity_bytes();
-        if saving > capacity / DISK_WRITE_SHARE || saving + held > capacity / DISK_HELD_SHARE {
+        self.parts.arena.reclaim();
+        if !self.may_save(fill.bytes.footprint_bytes()) {
             self.keeps_refused.0 += 1;
             self.keeps_refused.1 += len_bytes as u64;
         } else if self.parts.disk.keep(now, fill)

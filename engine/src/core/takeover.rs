@@ -44,6 +44,8 @@ struct Take {
     subs: Mask,
     /// Of those, what was not kept here when it was offered.
     lacked: Mask,
+    /// Bytes of what is neither here yet nor on its way to disk.
+    pending_bytes: u64,
     deadline: Time,
     pause_until: Option<Time>,
     /// Where the answer goes, and how long it may be.
@@ -60,7 +62,7 @@ impl Take {
 #[derive(Debug, Default)]
 pub(super) struct Takes {
     all: slab::Slab<Take>,
-    /// Bytes that they lacked.
+    /// Bytes that they still need room for. What is on its way to disk has it already.
     pending_bytes: u64,
 }
 
@@ -71,6 +73,14 @@ impl Takes {
 
     pub fn len(&self) -> usize {
         self.all.len()
+    }
+
+    fn set_pending(&mut self, key: TakeKey, bytes: u64) {
+        let Some(take) = self.get(key) else {
+            return;
+        };
+        let before = std::mem::replace(&mut take.pending_bytes, bytes);
+        self.pending_bytes = self.pending_bytes - before + bytes;
     }
 }
 
@@ -114,8 +124,8 @@ impl<P: Platform> Core<P> {
         let object = Arc::new(ObjectVersion::nameless(block.object, size_bytes));
         let block_bytes = object.block_len_bytes(block.index);
         let lacked = subs & !self.kept(block, block_bytes);
-        let bytes = bytes_of(lacked, block_bytes);
-        if lacked != 0 && !self.has_room_for(block, bytes) {
+        let bytes = bytes_of(lacked & !self.saving_of(block), block_bytes);
+        if bytes > 0 && !self.has_room_for(block, bytes) {
             self.stats.takeover.refused_blocks += 1;
             return self.tell_taken(asker, subs & !lacked, 0, false);
         }
@@ -127,6 +137,7 @@ impl<P: Platform> Core<P> {
             block,
             subs,
             lacked,
+            pending_bytes: bytes,
             deadline,
             pause_until: None,
             asker,
@@ -158,6 +169,12 @@ impl<P: Platform> Core<P> {
         found.map_or(0, |key| self.index.block(key).present)
     }
 
+    /// Sub-blocks that are on their way to disk.
+    fn saving_of(&self, block: BlockId) -> Mask {
+        let found = self.index.find(block);
+        found.map_or(0, |key| self.index.block(key).saving)
+    }
+
     /// Whether nothing must go for so many more bytes of a block.
     fn has_room_for(&self, block: BlockId, bytes: u64) -> bool {
         let wanted = bytes + self.takes.pending_bytes;
@@ -185,6 +202,11 @@ impl<P: Platform> Core<P> {
         if missing == 0 {
             // On its way to disk, or the disk had no room for it: it is offered again.
             self.keep_again(now, block, lacking);
+        }
+        let pending = lacking & !self.saving_of(block);
+        let pending_bytes = bytes_of(pending, block_bytes);
+        self.takes.set_pending(key, pending_bytes);
+        if missing == 0 {
             return self.pause_take(key, now + PAUSE);
         }
         let first = missing.trailing_zeros() as usize;
@@ -260,7 +282,7 @@ impl<P: Platform> Core<P> {
     fn remove_take(&mut self, key: TakeKey) -> Option<Take> {
         self.takes.get(key)?;
         let take = self.takes.all.remove(key.slot);
-        self.takes.pending_bytes -= bytes_of(take.lacked, take.block_bytes());
+        self.takes.pending_bytes -= take.pending_bytes;
         self.timers.clear(take.deadline, Due::Take(key));
         if let Some(until) = take.pause_until {
             self.timers.clear(until, Due::Take(key));

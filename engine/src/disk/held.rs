@@ -21,14 +21,14 @@ pub struct Held {
 }
 
 impl<D: BlockDevice> Disk<D> {
-    /// Tells `found` of blocks that are held: those of `entries` entries from number `from` on (the first is 1). Gives
-    /// where to go on, nowhere when all were looked at. What comes meanwhile may be passed over:
-    /// [`Disk::insertions`] tells whether something did.
-    pub fn blocks_from(&self, from: u32, entries: u32, found: impl FnMut(BlockId)) -> Option<u32> {
-        self.tier.index.blocks_from(from, entries, found)
+    /// Tells `found` of blocks that are held: those of `buckets` buckets of the index from number `from` on (the first
+    /// is 0). Gives where to go on, nowhere when all were looked at. What reclaim moves meanwhile is not passed over;
+    /// what comes may be: [`Disk::insertions`] tells whether something did or was moved.
+    pub fn blocks_from(&self, from: u32, buckets: u32, found: impl FnMut(BlockId)) -> Option<u32> {
+        self.tier.index.blocks_from(from, buckets, found)
     }
 
-    /// Entries that were ever put into the index.
+    /// Entries that were ever put into the index, such as were moved included.
     pub fn insertions(&self) -> u64 {
         self.tier.insertions
     }

@@ -253,23 +253,28 @@ impl DiskIndex {
         (1..=self.used).map(|id| self.entry(id).extent).filter(live)
     }
 
-    /// The blocks whose newest extents are among `entries` entries from number `from` on (the first is 1), and where to
-    /// go on; nowhere when all were looked at. What is inserted meanwhile may be passed over.
+    /// The blocks of `buckets` buckets from number `from` on (the first is 0), each once, and where to go on; nowhere when
+    /// all were looked at. A block stays in its bucket when its extents move, so that a walk passes over none that was
+    /// there from its beginning to its end. What is new meanwhile may be passed over.
     pub fn blocks_from(
         &self,
         from: u32,
-        entries: u32,
+        buckets: u32,
         mut found: impl FnMut(BlockId),
     ) -> Option<u32> {
-        let end = from.saturating_add(entries).min(self.used + 1);
-        for id in from.max(1)..end {
-            let extent = self.entry(id).extent;
-            let leads = |(first, _): (u32, Entry)| first == id;
-            if extent.pages > 0 && self.first_of(extent.block).is_some_and(leads) {
-                found(extent.block);
+        let end = (from as usize + buckets as usize).min(self.buckets_len);
+        for bucket in from as usize..end {
+            let mut id = self.head(bucket);
+            while id != 0 {
+                let Entry { extent, next } = self.entry(id);
+                let leads = |(first, _): (u32, Entry)| first == id;
+                if self.first_of(extent.block).is_some_and(leads) {
+                    found(extent.block);
+                }
+                id = next;
             }
         }
-        (end <= self.used).then_some(end)
+        (end < self.buckets_len).then_some(end as u32)
     }
 
     /// Notes that another member has all extents of a block, too.

@@ -160,13 +160,13 @@ impl<D: BlockDevice> Disk<D> {
     pub fn keep(&mut self, now: Time, fill: Fill) -> bool {
         let len_bytes = fill.bytes.len();
         let pages = len_bytes.div_ceil(PAGE_BYTES);
-        let room = self.tier.writing_bytes + len_bytes <= self.tier.config.write_bytes_max;
+        let room = self.may_write(len_bytes);
         let Some(number) = self.device_for(fill.block) else {
             return false;
         };
         let log = &mut self.logs[number];
         let whole = pages > 0 && pages == fill.checksums.len();
-        if !room || !whole || self.tier.is_full() {
+        if !room || !whole {
             log.stats.fills_dropped += 1;
             log.stats.dropped_bytes += len_bytes as u64;
             return false;
@@ -174,6 +174,12 @@ impl<D: BlockDevice> Disk<D> {
         let queue = log.queue_for(fill.block, pages as u64, &self.tier);
         log.stage_fill(now, fill, queue, &mut self.tier);
         true
+    }
+
+    /// Whether there is room now for so many bytes more on their way to the devices.
+    pub fn may_write(&self, len_bytes: usize) -> bool {
+        self.tier.writing_bytes + len_bytes <= self.tier.config.write_bytes_max
+            && !self.tier.is_full()
     }
 
     /// Whether some device would take a part of this block, were there room.

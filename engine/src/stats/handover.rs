@@ -43,7 +43,8 @@ impl HandoverStats {
             (&mut self.failures, other.failures),
             (&mut self.cores_without_heir, other.cores_without_heir),
         ] {
-            *mine += theirs;
+            // Some of it is what peers said.
+            *mine = mine.saturating_add(theirs);
         }
     }
 }

@@ -51,7 +51,8 @@ pub enum Call {
     Take {
         /// Which block.
         block: BlockId,
-        /// Length of its object where that ends in this block; else the end of the block, which is whole.
+        /// Length of its object where one of the sub-blocks shows it, by ending within itself. Else the end of the block:
+        /// the object may end before it, with one of the sub-blocks or behind them.
         size_bytes: u64,
         /// Sub-blocks of the block, one bit each; at least one, all within the object.
         subs: u64,

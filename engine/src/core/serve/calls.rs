@@ -1,10 +1,14 @@
-//! Peers' questions other than for bytes.
+//! Questions other than for bytes: those of peers, and those that work in the background has for them.
 
-use super::super::Core;
 use super::super::metadata::Question;
+use super::super::{Core, Tagged};
 use crate::arena::Share;
 use crate::client::RangeWork;
-use crate::ports::{FetchStatus, Payload, PeerFailure, PeerId, Platform, RequestHandle, Time};
+use crate::limits::PAGE_BYTES;
+use crate::ports::{
+    Class, FetchStatus, FetchTag, Payload, PeerCore, PeerFailure, PeerId, Platform, RequestHandle,
+    Time, Transport, TransportOp,
+};
 use crate::wire::call::{Call, CallAnswer};
 
 impl<P: Platform> Core<P> {
@@ -67,6 +71,30 @@ impl<P: Platform> Core<P> {
                 self.answer_peer(handle, status, None);
             }
         }
+    }
+
+    /// Asks a member's core, as work in the background, what has a short answer; `tagged` says whose the answer is. None
+    /// when there is no room for one more question now.
+    pub(in crate::core) fn call_member(
+        &mut self,
+        to: PeerCore,
+        call: &Call,
+        deadline: Time,
+        tagged: impl FnOnce(FetchTag) -> Tagged,
+    ) -> Option<FetchTag> {
+        let lease = self.lease(PAGE_BYTES, Share::Prefetch).ok()?;
+        let tag = FetchTag(self.next_id());
+        let op = TransportOp::Call {
+            tag,
+            to,
+            class: Class::WarmUp,
+            body: call.encode(),
+            lease,
+            deadline,
+        };
+        self.parts.transport.submit(op).ok()?;
+        self.tags.insert(tag.0, tagged(tag));
+        Some(tag)
     }
 
     /// Answers a call.

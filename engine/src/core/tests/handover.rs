@@ -303,6 +303,69 @@ fn what_a_member_has_that_left_before_it_answered_is_offered_again() {
     assert_eq!(bench.core.stats().handover.given_bytes, 2 * SUB);
 }
 
+/// Another view began another pass, which asks again: what is said of the pass before counts for nothing.
+#[test]
+fn answers_of_the_view_before_are_not_counted_in_the_present_one() {
+    let (mut bench, _) = full();
+    bench.view(placement(&[(ME, 0), (OTHERS[0], 1)]));
+    let mut late = bench.offers();
+    bench.view(placement(&[(ME, 0), (OTHERS[0], 2)]));
+    let offers = bench.offers();
+    assert_eq!((late.len(), offers.len()), (4, 4));
+    let Offer { tag, lease, .. } = late.pop().unwrap();
+    bench.end(tag, lease, Err(TransportError::Timeout), Vec::new());
+    bench.accept(late.pop().unwrap(), 1, SUB, true);
+    for offer in late {
+        bench.accept(offer, 0, 0, false);
+    }
+    let stats = bench.core.stats().handover;
+    assert_eq!((stats.refused_blocks, stats.failures), (0, 0));
+    assert_eq!((stats.left_blocks, stats.left_bytes), (4, 4 * SUB));
+    assert_eq!(stats.given_bytes, SUB, "it went all the same");
+    for offer in offers {
+        bench.accept(offer, 1, 0, true);
+    }
+    assert!(bench.is_done());
+    assert_eq!(bench.core.stats().handover.left_blocks, 0);
+}
+
+/// What a peer says is not added up without bounds.
+#[test]
+fn no_more_is_given_than_was_offered() {
+    let (mut bench, _) = full();
+    bench.view(leaving());
+    for offer in bench.offers() {
+        bench.accept(offer, 1, u64::MAX, true);
+    }
+    assert!(bench.is_done());
+    assert_eq!(bench.core.stats().handover.given_bytes, 4 * SUB);
+}
+
+/// It lies behind where the pass looked, and the others lacked nothing of what was offered.
+#[test]
+fn what_the_origin_gave_during_a_pass_is_offered() {
+    let (mut bench, stripes) = full();
+    let outcome = bench.read(stripes[0] + 8 * SUB, SUB, 0);
+    bench.turn();
+    bench.view(leaving());
+    let offers = bench.offers();
+    assert_eq!(offers.len(), 4);
+    bench.serve();
+    expect_bytes(&outcome, stripes[0] + 8 * SUB, SUB);
+    for offer in offers {
+        bench.accept(offer, 1, 0, true);
+    }
+    assert!(!bench.is_done());
+    bench.pass(Duration::from_secs(1));
+    let offers = bench.offers();
+    assert!(offers.iter().any(|offer| offer.subs == 1 | 1 << 8));
+    for offer in offers {
+        let subs = offer.subs;
+        bench.accept(offer, subs, 0, true);
+    }
+    assert!(bench.is_done());
+}
+
 #[test]
 fn who_leaves_while_it_takes_over_is_not_done() {
     let mut bench = Bench::grouped(placement(&[(ME, 1), (OTHERS[0], 0)]));
@@ -554,6 +617,69 @@ fn nothing_goes_for_what_is_offered() {
     assert!((30..48).contains(&taken), "{taken} of 48 at most");
     let device = bench.device();
     assert_eq!((device.entries_evicted, device.regions_reclaimed), (0, 0));
+}
+
+/// A core with a disk whose writes hang, and a leaver's blocks: how many of `blocks` it takes in before it says that
+/// there is no room.
+fn takes_in(media: &super::disk::TestMedia, blocks: u64) -> (Bench, u64) {
+    let mut bench = Bench::with_disk(media, 8 * ARENA, 1 << 30);
+    bench.view(placement(&[(ME, 1), (OTHERS[0], 0)]));
+    for n in 0..blocks {
+        let at = n * BLOCK_BYTES as u64;
+        bench.take(n, at, at + BLOCK_BYTES as u64, u64::MAX);
+        loop {
+            let op = bench.transport.0.borrow_mut().ops.pop_front();
+            match op {
+                None => break,
+                Some(fetch @ TransportOp::Fetch { .. }) => {
+                    bench.transport.0.borrow_mut().ops.push_front(fetch);
+                    let asked = bench.asked_of_leaver();
+                    bench.give(asked, false);
+                }
+                Some(TransportOp::Answer { payload, .. }) => {
+                    let answer = CallAnswer::decode(&payload.unwrap().parts[0]).unwrap();
+                    let none = CallAnswer::Taken {
+                        subs: 0,
+                        took_bytes: 0,
+                        room: false,
+                    };
+                    assert_eq!(answer, none);
+                    return (bench, n);
+                }
+                Some(other) => panic!("{other:?}"),
+            }
+        }
+    }
+    (bench, blocks)
+}
+
+#[test]
+fn what_is_on_its_way_to_disk_takes_room_once() {
+    // As many as fit between writes that end at once: see above.
+    let (_, taken) = takes_in(&media(), 60);
+    assert!(taken >= 30, "{taken}");
+}
+
+#[test]
+fn what_a_slow_disk_has_no_room_for_is_not_checked_again_and_again() {
+    let media = media();
+    media.borrow_mut().hold_writes = true;
+    // More than may be on its way to disk.
+    let (mut bench, taken) = takes_in(&media, 8);
+    assert_eq!(taken, 8);
+    let refused = bench.device().fills_dropped;
+    assert!(refused > 0);
+    bench.pass(Duration::from_millis(10));
+    for _ in 0..100 {
+        bench.pass(Duration::from_millis(10));
+    }
+    assert_eq!(bench.device().fills_dropped, refused);
+    media.borrow_mut().hold_writes = false;
+    for _ in 0..1_000 {
+        bench.pass(Duration::from_millis(10));
+    }
+    assert_eq!(bench.core.takes.len(), 0);
+    assert_eq!(bench.core.stats().takeover.taken_blocks, 8);
 }
 
 #[test]

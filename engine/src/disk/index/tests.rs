@@ -260,6 +260,32 @@ proptest! {
     }
 }
 
+/// Reclaim writes an extent again, and drops the old one before or after.
+#[test]
+fn what_moves_during_a_walk_is_not_passed_over() {
+    let mut index = DiskIndex::new(64);
+    for number in 0..20 {
+        assert!(kept(&mut index, extent(number, 0, 8, 1)));
+    }
+    let (mut from, mut found) = (Some(0), Vec::new());
+    for turn in 0.. {
+        let Some(at) = from else { break };
+        from = index.blocks_from(at, 4, |block| found.push(block));
+        // Another entry is free than the one that was theirs.
+        let (first, other) = (turn % 20, (turn * 7 + 3) % 20);
+        for number in [first, other] {
+            index.remove_block(block(number), &mut |_| {});
+        }
+        for number in [first, other] {
+            assert!(kept(&mut index, extent(number, 0, 8, 2)));
+        }
+    }
+    found.sort();
+    let mut all: Vec<BlockId> = (0..20).map(block).collect();
+    all.sort();
+    assert_eq!(found, all);
+}
+
 #[test]
 fn each_block_is_found_once_in_a_walk_and_marked_as_a_whole() {
     let mut index = DiskIndex::new(64);
