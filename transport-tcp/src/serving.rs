@@ -63,6 +63,9 @@ enum Lost {
 
 /// Slots of a handle: the low bits say where, the others which of those that were there.
 const HANDLE_SLOT_BITS: u32 = 24;
+/// What the others can hold, but for the highest bit, which tells transports of one node apart. It begins anew after days at a million
+/// requests a second.
+const HANDLE_NUMBERS: u64 = (1 << (63 - HANDLE_SLOT_BITS)) - 1;
 
 impl Serving {
     pub fn new(credit_bytes: u32) -> Self {
@@ -191,22 +194,27 @@ impl Serving {
                 return Err(Lost::Credit);
             }
             let peer = guest.from;
-            self.numbers += 1;
+            let number = self.next_number();
             let slot = self.open.insert(Open {
-                number: self.numbers,
+                number,
                 connection: at,
                 tag: request.tag,
                 class,
                 cost_bytes,
             });
             io.events.push_back(TransportEvent::Request {
-                handle: RequestHandle(self.numbers << HANDLE_SLOT_BITS | slot as u64),
+                handle: handle_of(number, slot),
                 peer,
                 ask,
                 deadline: io.now + Duration::from_micros(request.remaining_us.into()),
             });
         }
         Ok(())
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.numbers = (self.numbers + 1) & HANDLE_NUMBERS;
+        self.numbers
     }
 
     /// The asker gave a request up: it gets a short answer now, and the core's answer goes nowhere.
@@ -230,8 +238,7 @@ impl Serving {
         status: FetchStatus,
         payload: Option<Payload>,
     ) {
-        let slot = (handle.0 & ((1 << HANDLE_SLOT_BITS) - 1)) as usize;
-        let number = handle.0 >> HANDLE_SLOT_BITS;
+        let (number, slot) = parts_of(handle);
         if self.open.get(slot).is_none_or(|open| open.number != number) {
             io.events
                 .push_back(TransportEvent::Answered { handle, payload });
@@ -327,6 +334,16 @@ impl Serving {
     }
 }
 
+fn handle_of(number: u64, slot: usize) -> RequestHandle {
+    RequestHandle(number << HANDLE_SLOT_BITS | slot as u64)
+}
+
+/// Number and slot.
+fn parts_of(handle: RequestHandle) -> (u64, usize) {
+    let slot = handle.0 & ((1 << HANDLE_SLOT_BITS) - 1);
+    (handle.0 >> HANDLE_SLOT_BITS, slot as usize)
+}
+
 /// What a request counts for of its connection's credit.
 pub(crate) fn cost_bytes(asked_bytes: u32) -> u32 {
     asked_bytes.max(PEER_REQUEST_BYTES_MIN as u32)
@@ -349,5 +366,26 @@ fn sendable(
     match fits {
         true => (status, payload, None),
         false => (FetchStatus::Failed(PeerFailure::Invalid), None, payload),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_give_back_their_parts_also_when_numbers_begin_anew() {
+        let last = HANDLE_NUMBERS;
+        for number in [1, 77, last - 1, last, (last + 1) & HANDLE_NUMBERS] {
+            for slot in [0, 5, (1 << HANDLE_SLOT_BITS) - 1] {
+                let handle = handle_of(number, slot);
+                assert_eq!(parts_of(handle), (number, slot));
+                assert_eq!(handle.0 >> 63, 0, "the highest bit is not ours");
+            }
+        }
+        let mut serving = Serving::new(1 << 20);
+        serving.numbers = last;
+        assert_eq!(serving.next_number(), 0);
+        assert_eq!(serving.next_number(), 1);
     }
 }
