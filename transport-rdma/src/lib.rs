@@ -1,4 +1,5 @@
-//! The way to peers over RDMA. So far its ground: devices, memory and queue pairs. The transport is not here yet.
+//! The way to peers over RDMA. So far its ground (devices, memory and queue pairs) and its rules (what is
+//! under way on a connection, and which of two ways a link takes), not yet joined to a transport.
 //!
 //! libibverbs is loaded when RDMA is first wanted, so the same binary starts on machines without it.
 //!
@@ -8,6 +9,9 @@
 //! | `status` | what became of work: [`Completion`], [`WorkFault`] |
 //! | `error` | [`VerbsError`], [`PostError`] |
 //! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`QueuePair`]; all unsafe code |
+//! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
+//! | `message` | what travels between the two |
+//! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
 //! | `limits` | every bound and time |
 //!
 //! # Whose is what
@@ -51,8 +55,12 @@
 #![deny(unsafe_code)]
 
 mod address;
+pub mod asking;
+pub mod auto;
 mod error;
 pub mod limits;
+mod message;
+pub mod serving;
 mod status;
 #[allow(unsafe_code)]
 mod verbs;

@@ -1,4 +1,7 @@
-//! Every bound and time of this crate.
+//! Every bound and time of this crate. Those of the protocol are in `forebay_engine::limits`.
+
+use forebay_engine::limits::CALL_BYTES_MAX;
+use forebay_engine::wire::header::{ANSWER_BYTES, CHECKSUMS_MAX, REQUEST_BYTES};
 
 /// How long a queue pair waits for an acknowledgement, as the exponent of 4.096 us: 537 ms. Long enough for an
 /// emulated guest on a busy machine; a peer that is gone is told by its connection, not by this.
@@ -20,3 +23,23 @@ pub const COMPLETIONS_A_POLL: usize = 16;
 pub const MESSAGE_BYTES_MAX: usize = 1 << 30;
 /// Device memory mappings begin on such a boundary.
 pub const PAGE_BYTES: usize = 4096;
+
+/// Bytes of the place where an answer's bytes go, as it travels: address 8, key 4, length 4.
+pub const DESTINATION_BYTES: usize = 16;
+/// Bytes of a request's first message.
+pub const REQUEST_MESSAGE_BYTES: usize = REQUEST_BYTES + DESTINATION_BYTES;
+/// The longest message: an answer with a checksum for each page of a chunk.
+pub const SLOT_BYTES: usize = ANSWER_BYTES + 4 * CHECKSUMS_MAX;
+/// Messages that a request consists of at most: its first one, and those with a call's body.
+pub const REQUEST_MESSAGES_MAX: usize = 1 + CALL_BYTES_MAX.div_ceil(SLOT_BYTES);
+/// Receives that the serving end keeps posted for each connection, and so messages that may be on their way to it.
+pub const RECEIVES: u16 = 128;
+/// A request that was given up is not answered for so long: the connection is ended, so that its lease can come back.
+pub const FLUSH_MS: u64 = 250;
+
+const _: () = {
+    assert!(REQUEST_MESSAGE_BYTES <= 128, "a request travels inline");
+    assert!(REQUEST_MESSAGE_BYTES <= SLOT_BYTES);
+    // With its cancel, and room for the next one.
+    assert!(RECEIVES as usize >= 2 * (REQUEST_MESSAGES_MAX + 1));
+};

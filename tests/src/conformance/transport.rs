@@ -478,3 +478,7 @@ use call_rules::*;
 #[cfg(test)]
 #[path = "transport_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "transport_auto_tests.rs"]
+mod auto_tests;

@@ -9,6 +9,7 @@ use super::checked;
 use super::completion::{CompletionQueue, QueueShared};
 use super::device::{call_failed, call_failed_with};
 use super::memory::{Access, DomainShared, LocalSlice, ProtectionDomain};
+use crate::asking::Destroyed;
 use crate::limits::{
     ACK_TIMEOUT_EXPONENT, HOPS_MAX, MESSAGE_BYTES_MAX, RECEIVER_NOT_READY_RETRIES_MAX,
     RECEIVER_NOT_READY_TIMER, RETRIES_MAX,
@@ -41,6 +42,7 @@ pub struct QueuePair {
     number: u32,
     inline_bytes: usize,
     reads: u8,
+    destroyed: bool,
     // After the queue pair itself, which is destroyed first.
     domain: Rc<DomainShared>,
     _sends: Rc<QueueShared>,
@@ -99,6 +101,7 @@ impl QueuePair {
             number,
             inline_bytes: wanted.cap.max_inline_data as usize,
             reads: super::Device(Rc::clone(device)).reads_under_way_max(),
+            destroyed: false,
             domain: Rc::clone(&domain.0),
             _sends: Rc::clone(&sends.0),
             _receives: Rc::clone(&receives.0),
@@ -182,6 +185,29 @@ impl QueuePair {
         let mut wanted = ibv_qp_attr::zeroed();
         wanted.qp_state = IBV_QPS_ERR;
         self.modify(&mut wanted, IBV_QP_STATE)
+    }
+
+    /// Destroys it. From then on nothing that its peer has sent lands in this process's memory.
+    ///
+    /// # Errors
+    /// The device's reason. Memory that the peer may write into must then not be used again.
+    pub fn destroy(mut self) -> Result<Destroyed, VerbsError> {
+        self.destroyed = true;
+        self.destroy_once()?;
+        Ok(Destroyed::new())
+    }
+
+    fn destroy_once(&self) -> Result<(), VerbsError> {
+        // SAFETY: made once, destroyed once: by `destroy`, after which `drop` does not, or by `drop`. What it was made
+        // from is still held.
+        let returned = unsafe { (self.domain.device.library.ibv_destroy_qp)(self.pair.as_ptr()) };
+        checked(returned).map_err(|why| {
+            let object = format!(
+                "RDMA device {}, queue pair {}",
+                self.domain.device.name, self.number
+            );
+            call_failed_with("ibv_destroy_qp", object, why, "")
+        })
     }
 
     fn modify(&self, wanted: &mut ibv_qp_attr, which: u32) -> Result<(), VerbsError> {
@@ -349,14 +375,10 @@ fn posted(returned: i32) -> Result<(), PostError> {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        // SAFETY: made once, destroyed here only; what it was made from is still held.
-        let returned = unsafe { (self.domain.device.library.ibv_destroy_qp)(self.pair.as_ptr()) };
-        if let Err(why) = checked(returned) {
-            tracing::warn!(
-                device = self.domain.device.name,
-                pair = self.number,
-                "queue pair could not be destroyed: {why}"
-            );
+        if !self.destroyed
+            && let Err(error) = self.destroy_once()
+        {
+            tracing::warn!("{error}");
         }
     }
 }

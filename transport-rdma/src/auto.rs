@@ -1,0 +1,396 @@
+//! One way to peers made of two: queue pairs where a link has them, TCP where it has not (yet, or any more).
+//!
+//! There is no device in here: both ways are [`Transport`]s, so that the simulator and the conformance suite run this code as it is.
+//!
+//! What a queue pair fails with [`TransportError::Unreachable`] is asked again over TCP with what is left of its time, in the same lease;
+//! the engine does not notice. The link then stays on TCP for [`PROBE_PAUSE`], and is introduced anew when the next request comes.
+//! A peer that breaks the protocol is not asked again: the engine goes elsewhere.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::time::Duration;
+
+use forebay_engine::arena::Lease;
+use forebay_engine::ports::{
+    Class, Clock, FetchTag, Full, PeerCore, PeerFetch, RequestHandle, Time, Transport,
+    TransportError, TransportEvent, TransportOp,
+};
+
+/// A link that broke stays on TCP for so long.
+pub const PROBE_PAUSE: Duration = Duration::from_secs(10);
+
+/// Marks the requests that came over queue pairs. Transports leave the highest bit of a handle alone.
+const OVER_VERBS: u64 = 1 << 63;
+
+/// Whether requests to a core can go over a queue pair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// They can.
+    Ready,
+    /// The queue pair is being made.
+    Connecting,
+    /// They cannot, and why: for people.
+    Unavailable(String),
+}
+
+/// A transport whose links have to be made first.
+pub trait Linked: Transport {
+    /// Whether requests to that core can go this way now; begins to make the link if there is none.
+    fn prepare(&mut self, to: PeerCore) -> Readiness;
+}
+
+/// Which way requests of a link take, for `status`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Path {
+    /// Over a queue pair.
+    Verbs,
+    /// Over TCP, and why.
+    Tcp(String),
+}
+
+#[derive(Debug)]
+struct Link {
+    path: Path,
+    /// Until then it is not tried again.
+    not_before: Time,
+}
+
+/// A request that is with the queue pairs, and what asking it again takes.
+#[derive(Debug)]
+struct Again {
+    to: PeerCore,
+    ask: What,
+    deadline: Time,
+    cancelled: bool,
+}
+
+#[derive(Debug)]
+enum What {
+    Fetch(PeerFetch),
+    Call(Class, Box<[u8]>),
+}
+
+/// Queue pairs and TCP as one.
+pub struct Auto<V, T> {
+    verbs: V,
+    tcp: T,
+    clock: Box<dyn Clock>,
+    links: BTreeMap<PeerCore, Link>,
+    over_verbs: BTreeMap<FetchTag, Again>,
+    /// Failed by a queue pair, not yet taken by TCP.
+    waiting: VecDeque<(FetchTag, Again, Lease)>,
+}
+
+impl<V, T> fmt::Debug for Auto<V, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Auto")
+            .field("links", &self.links)
+            .field("over_verbs", &self.over_verbs.len())
+            .field("waiting", &self.waiting.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl<V: Linked, T: Transport> Auto<V, T> {
+    /// Queue pairs where `verbs` has them, else `tcp`. Both are polled by this one only.
+    pub fn new(verbs: V, tcp: T, clock: impl Clock + 'static) -> Self {
+        Self {
+            verbs,
+            tcp,
+            clock: Box::new(clock),
+            links: BTreeMap::new(),
+            over_verbs: BTreeMap::new(),
+            waiting: VecDeque::new(),
+        }
+    }
+
+    /// Each link that was used, and which way it takes.
+    pub fn paths(&self) -> impl Iterator<Item = (PeerCore, &Path)> {
+        self.links.iter().map(|(to, link)| (*to, &link.path))
+    }
+
+    /// Whether the next request to a core goes over a queue pair.
+    fn by_verbs(&mut self, to: PeerCore) -> bool {
+        let now = self.clock.now();
+        let link = self.links.entry(to).or_insert_with(|| Link {
+            path: Path::Tcp("not tried yet".into()),
+            not_before: now,
+        });
+        if now < link.not_before {
+            return false;
+        }
+        link.path = match self.verbs.prepare(to) {
+            Readiness::Ready => Path::Verbs,
+            Readiness::Connecting => Path::Tcp("the queue pair is being made".into()),
+            Readiness::Unavailable(why) => {
+                link.not_before = now + PROBE_PAUSE;
+                Path::Tcp(why)
+            }
+        };
+        link.path == Path::Verbs
+    }
+
+    fn broke(&mut self, to: PeerCore, error: TransportError) {
+        let now = self.clock.now();
+        if let Some(link) = self.links.get_mut(&to) {
+            link.path = Path::Tcp(format!("the queue pair broke: {error}"));
+            link.not_before = now + PROBE_PAUSE;
+        }
+    }
+
+    /// A queue pair ended a request. None when it is asked again over TCP.
+    fn ended(&mut self, event: TransportEvent) -> Option<TransportEvent> {
+        let TransportEvent::Fetched {
+            tag,
+            lease,
+            result,
+            len_bytes,
+            checksums,
+        } = event
+        else {
+            return Some(event);
+        };
+        let again = self.over_verbs.remove(&tag);
+        if let (
+            Err(error @ (TransportError::Unreachable | TransportError::Protocol)),
+            Some(again),
+        ) = (result, again)
+        {
+            self.broke(again.to, error);
+            let elsewhere = error == TransportError::Protocol || again.cancelled;
+            if !elsewhere && self.clock.now() < again.deadline {
+                self.waiting.push_back((tag, again, lease));
+                return None;
+            }
+        }
+        Some(TransportEvent::Fetched {
+            tag,
+            lease,
+            result,
+            len_bytes,
+            checksums,
+        })
+    }
+
+    /// Asks over TCP what queue pairs have failed, as far as it takes them; one whose time is over ends.
+    fn ask_again(&mut self) -> Option<TransportEvent> {
+        for _ in 0..self.waiting.len() {
+            let (tag, again, lease) = self.waiting.pop_front()?;
+            let late = self.clock.now() >= again.deadline;
+            if again.cancelled || late {
+                let error = match again.cancelled {
+                    true => TransportError::Cancelled,
+                    false => TransportError::Timeout,
+                };
+                return Some(TransportEvent::Fetched {
+                    tag,
+                    lease,
+                    result: Err(error),
+                    len_bytes: 0,
+                    checksums: Vec::new(),
+                });
+            }
+            let (to, deadline) = (again.to, again.deadline);
+            let op = operation(tag, again, lease);
+            if let Err(Full(op)) = self.tcp.submit(op)
+                && let Some(parts) = parts(op)
+            {
+                debug_assert!(parts.1.to == to && parts.1.deadline == deadline);
+                self.waiting.push_back(parts);
+            }
+        }
+        None
+    }
+}
+
+fn operation(tag: FetchTag, again: Again, lease: Lease) -> TransportOp {
+    let Again { to, deadline, .. } = again;
+    match again.ask {
+        What::Fetch(request) => TransportOp::Fetch {
+            tag,
+            to,
+            request,
+            lease,
+            deadline,
+        },
+        What::Call(class, body) => TransportOp::Call {
+            tag,
+            to,
+            class,
+            body,
+            lease,
+            deadline,
+        },
+    }
+}
+
+/// The opposite of [`operation`]; none for an answer.
+fn parts(op: TransportOp) -> Option<(FetchTag, Again, Lease)> {
+    let (tag, to, ask, lease, deadline) = match op {
+        TransportOp::Fetch {
+            tag,
+            to,
+            request,
+            lease,
+            deadline,
+        } => (tag, to, What::Fetch(request), lease, deadline),
+        TransportOp::Call {
+            tag,
+            to,
+            class,
+            body,
+            lease,
+            deadline,
+        } => (tag, to, What::Call(class, body), lease, deadline),
+        TransportOp::Answer { .. } => return None,
+    };
+    let again = Again {
+        to,
+        ask,
+        deadline,
+        cancelled: false,
+    };
+    Some((tag, again, lease))
+}
+
+/// What is asked, kept while a queue pair has it.
+fn kept(op: &TransportOp) -> Option<(FetchTag, Again)> {
+    let (tag, to, ask, deadline) = match op {
+        TransportOp::Fetch {
+            tag,
+            to,
+            request,
+            deadline,
+            ..
+        } => (*tag, *to, What::Fetch(*request), *deadline),
+        TransportOp::Call {
+            tag,
+            to,
+            class,
+            body,
+            deadline,
+            ..
+        } => (*tag, *to, What::Call(*class, body.clone()), *deadline),
+        TransportOp::Answer { .. } => return None,
+    };
+    let again = Again {
+        to,
+        ask,
+        deadline,
+        cancelled: false,
+    };
+    Some((tag, again))
+}
+
+fn marked(event: TransportEvent) -> TransportEvent {
+    match event {
+        TransportEvent::Request {
+            handle,
+            peer,
+            ask,
+            deadline,
+        } => TransportEvent::Request {
+            handle: RequestHandle(handle.0 | OVER_VERBS),
+            peer,
+            ask,
+            deadline,
+        },
+        TransportEvent::Answered { handle, payload } => TransportEvent::Answered {
+            handle: RequestHandle(handle.0 | OVER_VERBS),
+            payload,
+        },
+        event @ TransportEvent::Fetched { .. } => event,
+    }
+}
+
+fn remarked(op: TransportOp) -> TransportOp {
+    match op {
+        TransportOp::Answer {
+            handle,
+            status,
+            payload,
+        } => TransportOp::Answer {
+            handle: RequestHandle(handle.0 | OVER_VERBS),
+            status,
+            payload,
+        },
+        op => op,
+    }
+}
+
+impl<V: Linked, T: Transport> Transport for Auto<V, T> {
+    #[allow(clippy::result_large_err)]
+    fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        let op = match op {
+            TransportOp::Answer {
+                handle,
+                status,
+                payload,
+            } if handle.0 & OVER_VERBS != 0 => {
+                let bare = RequestHandle(handle.0 & !OVER_VERBS);
+                let answer = TransportOp::Answer {
+                    handle: bare,
+                    status,
+                    payload,
+                };
+                return self
+                    .verbs
+                    .submit(answer)
+                    .map_err(|Full(op)| Full(remarked(op)));
+            }
+            op => op,
+        };
+        let Some((tag, again)) = kept(&op) else {
+            return self.tcp.submit(op);
+        };
+        if !self.by_verbs(again.to) {
+            return self.tcp.submit(op);
+        }
+        self.verbs.submit(op)?;
+        self.over_verbs.insert(tag, again);
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<TransportEvent> {
+        while let Some(event) = self.verbs.poll() {
+            if let Some(event) = self.ended(event) {
+                return Some(marked(event));
+            }
+        }
+        if let Some(event) = self.tcp.poll() {
+            return Some(event);
+        }
+        // Last: what TCP has just ended may be the credit that is missing.
+        if self.waiting.is_empty() {
+            return None;
+        }
+        // What TCP has taken leaves with its turn, which is its poll.
+        self.ask_again().or_else(|| self.tcp.poll())
+    }
+
+    fn cancel(&mut self, tag: FetchTag) {
+        if let Some(again) = self.over_verbs.get_mut(&tag) {
+            again.cancelled = true;
+            return self.verbs.cancel(tag);
+        }
+        for (waiting, again, _) in &mut self.waiting {
+            if *waiting == tag {
+                again.cancelled = true;
+                return;
+            }
+        }
+        self.tcp.cancel(tag);
+    }
+
+    fn wake_at(&self) -> Time {
+        let waiting = self
+            .waiting
+            .iter()
+            .map(|(_, again, _)| match again.cancelled {
+                true => self.clock.now(),
+                false => again.deadline,
+            });
+        let own = waiting.min().unwrap_or(Time::NEVER);
+        own.min(self.verbs.wake_at()).min(self.tcp.wake_at())
+    }
+}
