@@ -36,6 +36,24 @@ pub struct Told<T> {
     pub at: Time,
 }
 
+/// What someone who asks for a name makes do with.
+#[derive(Clone, Copy, Debug)]
+pub struct Accept {
+    /// How old what is remembered may be. Zero: the origin is asked, and where it does not answer that is an error.
+    pub max_age: Duration,
+    /// The asker knows an answer from before: while the origin is known not to answer it is told so at once.
+    pub knows_last: bool,
+}
+
+impl From<Duration> for Accept {
+    fn from(max_age: Duration) -> Self {
+        Self {
+            max_age,
+            knows_last: false,
+        }
+    }
+}
+
 /// What travels through a core's ring.
 #[derive(Debug)]
 pub enum Request<R> {
@@ -124,8 +142,8 @@ pub struct HeadRequest {
     pub bucket: Arc<Bucket>,
     /// The whole key.
     pub key: Arc<str>,
-    /// How old what is remembered may be; zero: the origin is asked.
-    pub max_age: Duration,
+    /// What will do.
+    pub accept: Accept,
     /// When it must be answered.
     pub deadline: Time,
     /// How.
@@ -136,8 +154,8 @@ pub struct HeadRequest {
 pub struct ListPageRequest {
     /// What to list.
     pub request: ListRequest,
-    /// How old what is remembered may be; zero: the origin is asked.
-    pub max_age: Duration,
+    /// What will do.
+    pub accept: Accept,
     /// When it must be answered.
     pub deadline: Time,
     /// How.
@@ -449,8 +467,8 @@ impl<R: Reply> Client<R> {
             })
     }
 
-    /// Attributes of `key`, as the origin told them at most `max_age` ago; concurrent requests for one key share
-    /// HEADs.
+    /// Attributes of `key`, as the origin told them at most `max_age` ago, or longer ago while it does not answer;
+    /// concurrent requests for one key share HEADs.
     ///
     /// # Errors
     /// [`Full`] with the callback when the core's ring is full.
@@ -458,7 +476,7 @@ impl<R: Reply> Client<R> {
         &self,
         bucket: &Arc<Bucket>,
         key: Arc<str>,
-        max_age: Duration,
+        accept: impl Into<Accept>,
         reply: Callback<Told<ObjectMeta>>,
     ) -> Result<(), Full<Callback<Told<ObjectMeta>>>> {
         let core = Slot::of_name(&key).core(self.rings.len());
@@ -466,7 +484,7 @@ impl<R: Reply> Client<R> {
         let request = Request::Head(HeadRequest {
             bucket: bucket.clone(),
             key,
-            max_age,
+            accept: accept.into(),
             deadline,
             reply,
         });
@@ -478,8 +496,8 @@ impl<R: Reply> Client<R> {
             })
     }
 
-    /// One page of a listing, as the origin told it at most `max_age` ago; concurrent requests for one page share
-    /// LISTs.
+    /// One page of a listing, as the origin told it at most `max_age` ago, or longer ago while it does not answer;
+    /// concurrent requests for one page share LISTs.
     ///
     /// # Errors
     /// [`Full`] with the callback when the core's ring is full.
@@ -487,14 +505,14 @@ impl<R: Reply> Client<R> {
     pub fn list(
         &self,
         request: ListRequest,
-        max_age: Duration,
+        accept: impl Into<Accept>,
         reply: Callback<Told<Arc<ListPage>>>,
     ) -> Result<(), Full<Callback<Told<Arc<ListPage>>>>> {
         let core = Slot::of_name(&request.prefix).core(self.rings.len());
         let deadline = self.clock.now() + self.io_timeout;
         let request = Request::List(ListPageRequest {
             request,
-            max_age,
+            accept: accept.into(),
             deadline,
             reply,
         });

@@ -22,7 +22,7 @@ pub enum Reason {
     Retry,
     /// Of a block that had been evicted not long ago, or that a device held and could not give back.
     Evicted,
-    /// The member that owns the bytes, or owned them before, did not answer.
+    /// The member that owns the bytes, or owned them before, did not answer, or does not reach the origin.
     RingMoved,
     /// A time to live had ended.
     Expired,
@@ -128,6 +128,12 @@ pub struct CoreStats {
     pub retries: u64,
     /// Attempts that failed, of every kind but "not found" and cancellation.
     pub origin_errors: u64,
+    /// Questions for names that were answered as last known, because the origin did not answer.
+    pub stale_answers: u64,
+    /// How often it was found that the origin does not answer, on each core.
+    pub outages: u64,
+    /// How long it has not answered now, nanoseconds; 0: it does, as far as is known.
+    pub outage_ns: u64,
     /// Requests for bytes sent to other members, attempts counted each.
     pub pulls: u64,
     /// Bytes that other members sent.
@@ -201,6 +207,9 @@ impl Default for CoreStats {
             lists: 0,
             retries: 0,
             origin_errors: 0,
+            stale_answers: 0,
+            outages: 0,
+            outage_ns: 0,
             pulls: 0,
             pulled_bytes: 0,
             peer_failures: 0,
@@ -249,6 +258,9 @@ impl CoreStats {
         self.lists += other.lists;
         self.retries += other.retries;
         self.origin_errors += other.origin_errors;
+        self.stale_answers += other.stale_answers;
+        self.outages += other.outages;
+        self.outage_ns = self.outage_ns.max(other.outage_ns);
         self.pulls += other.pulls;
         self.pulled_bytes += other.pulled_bytes;
         self.peer_failures += other.peer_failures;

@@ -18,6 +18,8 @@ pub struct MountOptions {
     pub dir_mode: u16,
     /// How long attributes are believed; an open or a stat after that asks the origin again.
     pub attr_ttl: Duration,
+    /// How old what is known of a name may be that is told while the origin does not answer.
+    pub stale_max: Duration,
     /// How long the kernel believes that a name leads to an inode.
     pub entry_ttl: Duration,
     /// How long a name that does not exist is believed not to.
@@ -48,6 +50,7 @@ impl Default for MountOptions {
             file_mode: 0o644,
             dir_mode: 0o755,
             attr_ttl: Duration::from_secs(1),
+            stale_max: Duration::MAX,
             entry_ttl: Duration::from_secs(1),
             negative_ttl: Duration::from_secs(1),
             threads: (cpus / 2).clamp(2, 8),

@@ -414,7 +414,7 @@ fn origin_failures_are_errors_and_not_absence() {
     let number = fixture.walk("f").unwrap().attr.ino.0;
     for (kind, errno) in [
         (OriginErrorKind::Denied, Errno::EACCES),
-        (OriginErrorKind::Timeout, Errno::EIO),
+        (OriginErrorKind::NoSuchBucket, Errno::EIO),
     ] {
         fixture.after_ttl();
         fixture.store.fail_metadata(Some(kind));
@@ -429,6 +429,87 @@ fn origin_failures_are_errors_and_not_absence() {
         assert!(fixture.walk("f").is_ok(), "the failure was not remembered");
         assert!(fixture.list(ROOT, 10, false).is_ok());
     }
+}
+
+/// However the origin fails in passing, what was known goes on: names, absences, versions.
+#[test]
+fn while_the_origin_does_not_answer_names_are_what_they_were() {
+    let fixture = Fixture::default();
+    fixture.store.put("f", "x");
+    fixture.store.put("changed", "x");
+    fixture.store.put("d/in", "x");
+    let number = |name: &str| fixture.walk(name).map(|entry| entry.attr.ino.0);
+    let (f, d, changed) = (number("f"), number("d"), number("changed"));
+    assert_eq!(number("none"), Err(Errno::ENOENT));
+    fixture.after_ttl();
+    fixture.store.put("changed", "y");
+    let old = changed.unwrap();
+    assert_eq!(fixture.getattr(old), Err(Errno::ESTALE));
+    let kinds = [OriginErrorKind::Timeout, OriginErrorKind::Unavailable];
+    for kind in kinds {
+        fixture.store.fail_metadata(Some(kind));
+        fixture.after_ttl();
+        assert_eq!([number("f"), number("d")], [f, d]);
+        assert_eq!(number("none"), Err(Errno::ENOENT));
+        let entry = fixture.walk("f").unwrap();
+        // The kernel is not to believe it for any time.
+        assert!(entry.attr_ttl.is_zero() && entry.entry_ttl.is_zero());
+        let file = f.unwrap();
+        assert!(fixture.getattr(file).is_ok());
+        let handle = fixture.open(file).unwrap();
+        fixture.namespace.release(handle);
+        // Nobody asked for it before, and of this one it is known that it has changed.
+        assert_eq!(number("never"), Err(Errno::EIO));
+        assert_eq!(number("changed"), Err(Errno::EIO));
+        assert_eq!(fixture.open(old).map(drop), Err(Errno::ESTALE));
+    }
+    assert!(fixture.namespace.stats().stale_answers >= 8);
+    fixture.store.fail_metadata(None);
+    assert!(number("changed").is_ok_and(|number| number != old));
+    fixture.store.put("f", "z");
+    fixture.after_ttl();
+    assert_eq!(fixture.getattr(f.unwrap()), Err(Errno::ESTALE));
+}
+
+#[test]
+fn who_remembers_nothing_or_not_so_long_is_told_the_error() {
+    let short = MountOptions {
+        stale_max: Duration::from_secs(100),
+        ..MountOptions::default()
+    };
+    let nothing = MountOptions {
+        attr_ttl: Duration::ZERO,
+        ..MountOptions::default()
+    };
+    for (options, within, after) in [(short, true, false), (nothing, false, false)] {
+        let fixture = Fixture::new("", &options);
+        fixture.store.put("f", "x");
+        let number = fixture.walk("f").unwrap().attr.ino.0;
+        fixture.store.fail_metadata(Some(OriginErrorKind::Timeout));
+        for (span, expected) in [(50, within), (60, after)] {
+            fixture.engine.clock.advance(Duration::from_secs(span));
+            let found = fixture.walk("f").map(drop);
+            assert_eq!(found.is_ok(), expected, "{found:?}");
+            assert_eq!(fixture.getattr(number).is_ok(), expected);
+        }
+    }
+}
+
+/// A member that lost its way to the origin remembers a version from before the one that this mount knows.
+#[test]
+fn what_others_remember_from_long_ago_does_not_replace_what_is_known_here() {
+    let fixture = Fixture::default();
+    fixture.engine.clock.advance(Duration::from_secs(10_000));
+    fixture.store.put("f", "old");
+    fixture.store.remember(Duration::from_secs(5_000));
+    fixture.store.put("f", "newer");
+    let entry = fixture.walk("f").unwrap();
+    assert_eq!(entry.attr.size, 5);
+    fixture.after_ttl();
+    fixture.store.silent.store(true, Ordering::Relaxed);
+    assert_eq!(fixture.walk("f").unwrap().attr, entry.attr);
+    assert!(fixture.getattr(entry.attr.ino.0).is_ok());
+    assert!(fixture.open(entry.attr.ino.0).is_ok());
 }
 
 #[test]

@@ -41,6 +41,17 @@ pub struct NameArgs {
     /// How long a name that does not exist is believed not to.
     #[arg(long, env = "FOREBAY_NEGATIVE_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub negative_ttl: Duration,
+    /// How old what is known of a name may be that is told while the origin does not answer; 0s: then names are errors.
+    /// Without it whatever is remembered is told.
+    #[arg(long, env = "FOREBAY_STALE_MAX", value_name = "DURATION", value_parser = parse_duration)]
+    pub stale_max: Option<Duration>,
+}
+
+impl NameArgs {
+    /// [`NameArgs::stale_max`] as a span.
+    pub fn stale_span(&self) -> Duration {
+        self.stale_max.unwrap_or(Duration::MAX)
+    }
 }
 
 impl ServingArgs {
@@ -63,6 +74,7 @@ impl ServingArgs {
         Ok(EngineConfig {
             attr_ttl: self.names.attr_ttl,
             negative_ttl: self.names.negative_ttl,
+            stale_max: self.names.stale_span(),
             ..config
         })
     }

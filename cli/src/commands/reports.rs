@@ -129,6 +129,7 @@ impl<R: Reply> Reports for DaemonReports<R> {
             uptime_seconds: self.since.elapsed().as_secs_f64(),
             memory,
             disks: self.cache.status(&all.disk),
+            s3_silent_seconds: all.outage_ns as f64 / 1e9,
             group: self.group.as_ref().map(|group| group.report()),
             ..self.fixed.clone()
         }
@@ -170,6 +171,7 @@ pub fn namespace_counts(namespace: &Namespace<FuseReply>) -> NamespaceCounts {
         ("lookups_remembered", stats.lookups_remembered),
         ("revalidations", stats.revalidations),
         ("superseded", stats.superseded),
+        ("stale_answers", stats.stale_answers),
         ("pages_listed", stats.pages_listed),
         ("reads_refused", stats.reads_refused),
         ("read_ahead_bytes", stats.read_ahead_bytes),

@@ -185,13 +185,14 @@ fn origin(stats: &StatsReport) -> String {
     );
     rows.push(row("all", origin.bytes));
     format!(
-        "{}GETs {}, HEADs {}, LISTs {}, failed attempts {}, retries {}\n",
+        "{}GETs {}, HEADs {}, LISTs {}, failed attempts {}, retries {}, names answered as last known {}\n",
         table(&rows, &[1, 2]),
         origin.gets,
         origin.heads,
         origin.lists,
         origin.errors,
-        origin.retries
+        origin.retries,
+        origin.stale_answers
     )
 }
 

@@ -161,6 +161,14 @@ fn disk_summary(disks: &[DiskStatus]) -> String {
     }
 }
 
+fn outage_line(status: &StatusReport) -> String {
+    let span = Duration::try_from_secs_f64(status.s3_silent_seconds).unwrap_or_default();
+    format!(
+        "has not answered for {}: what is cached is served, names as last known",
+        show_duration(span)
+    )
+}
+
 /// One line for a directory or device.
 fn disk_line(disk: &DiskStatus) -> String {
     let mut text = format!("{} {}", disk.name, disk.state.replace('_', "-"));
@@ -268,8 +276,10 @@ fn details(status: &StatusReport) -> String {
         ),
     ];
     let disks = status.disks.iter().map(|disk| ("disk", disk_line(disk)));
+    let outage = (status.s3_silent_seconds > 0.0).then(|| ("S3", outage_line(status)));
     let rows: Vec<Vec<String>> = rows
         .into_iter()
+        .chain(outage)
         .chain(disks)
         .chain(status.group.iter().flat_map(group::rows))
         .map(|(name, value)| vec![name.to_owned(), value])
@@ -344,6 +354,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+    }
+
+    #[test]
+    fn details_say_that_s3_does_not_answer() {
+        assert!(!details(&status()).contains("S3 "));
+        let silent = StatusReport {
+            s3_silent_seconds: 12.0,
+            ..status()
+        };
+        let text = details(&silent);
+        assert!(text.contains("has not answered for 12.0 s"), "{text}");
     }
 
     #[test]

@@ -44,6 +44,9 @@ pub struct StatusReport {
     /// The cache group; null for a node on its own.
     #[serde(default)]
     pub group: Option<GroupReport>,
+    /// How long S3 has not answered, as far as is known; 0: it does.
+    #[serde(default)]
+    pub s3_silent_seconds: f64,
     /// Where the daemon logs to; null for standard error.
     pub log_file: Option<PathBuf>,
 }
@@ -163,6 +166,10 @@ pub struct OriginCounts {
     pub retries: u64,
     /// Attempts of any kind that failed; that an object does not exist is no failure.
     pub errors: u64,
+    /// Questions for names that were answered as last known, because the origin did not answer.
+    pub stale_answers: u64,
+    /// How often a core found that the origin does not answer.
+    pub outages: u64,
 }
 
 /// What went to other members and came from them.
@@ -289,6 +296,8 @@ impl StatsReport {
                 lists: all.lists,
                 retries: all.retries,
                 errors: all.origin_errors,
+                stale_answers: all.stale_answers,
+                outages: all.outages,
             },
             peers: PeerCounts {
                 asked: all.pulls,

@@ -211,6 +211,8 @@ fn add_origin(origin: &mut OriginCounts, theirs: &OriginCounts) {
     origin.lists += theirs.lists;
     origin.retries += theirs.retries;
     origin.errors += theirs.errors;
+    origin.stale_answers += theirs.stale_answers;
+    origin.outages += theirs.outages;
 }
 
 impl GroupStats {

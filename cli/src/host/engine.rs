@@ -51,6 +51,8 @@ pub struct EngineConfig {
     pub attr_ttl: Duration,
     /// `--negative-ttl`: how long a name that does not exist is believed not to.
     pub negative_ttl: Duration,
+    /// `--stale-max`.
+    pub stale_max: Duration,
     /// `--origin-limit`: bytes per second from the origin.
     pub origin_limit: Option<u64>,
     /// `--peer-limit`: bytes per second from other members, and to them.
@@ -103,6 +105,7 @@ impl EngineConfig {
             verify_disks: true,
             attr_ttl: ATTR_TTL_DEFAULT,
             negative_ttl: ATTR_TTL_DEFAULT,
+            stale_max: Duration::MAX,
             origin_limit: None,
             peer_limit: None,
             peers: None,
@@ -407,6 +410,7 @@ where
             keep_copies: peers.is_some_and(|peers| peers.keep_copies),
             attr_ttl: config.attr_ttl,
             negative_ttl: config.negative_ttl,
+            stale_max: config.stale_max,
             origin_limit: per_core(config.origin_limit, cores),
             peer_limit: per_core(config.peer_limit, cores),
         },

@@ -17,6 +17,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::index::{BlockKey, Mask, Piece, Promise, mask};
+use super::metadata::Question;
+use super::outage::Sign;
 use super::timers::Due;
 use super::{Core, Tagged, memory, retry};
 use crate::arena::{Denied, Lease, Share};
@@ -58,6 +60,7 @@ enum State {
     Queued,
     Running {
         tag: OriginTag,
+        began: Time,
         stalls_at: Time,
         cancelled: bool,
         progressed: bool,
@@ -199,6 +202,7 @@ impl<P: Platform> Core<P> {
         let stalls_at = (now + stall).min(fill.deadline);
         fill.state = State::Running {
             tag,
+            began: now,
             stalls_at,
             cancelled: false,
             progressed: false,
@@ -320,12 +324,14 @@ impl<P: Platform> Core<P> {
         let Some(fill) = self.fills.get(key) else {
             return;
         };
+        let bucket = fill.object.bucket.clone();
         if let State::Running { stalls_at, .. } = &mut fill.state {
             let old = std::mem::replace(stalls_at, (now + stall).min(fill.deadline.max(now)));
             let new = *stalls_at;
             self.timers.clear(old, Due::Fill(key));
             self.timers.set(new, Due::Fill(key));
         }
+        self.origin_answered(now, &bucket);
     }
 
     /// A GET ended.
@@ -346,17 +352,19 @@ impl<P: Platform> Core<P> {
         let Some(fill) = self.fills.get(key) else {
             return;
         };
-        let (mut progressed, mut stalled) = (false, false);
+        let (mut progressed, mut stalled, mut began) = (false, false, now);
         if let State::Running {
             stalls_at,
             progressed: some,
             cancelled,
+            began: at,
             ..
         } = fill.state
         {
             self.timers.clear(stalls_at, Due::Fill(key));
-            (progressed, stalled) = (some, cancelled);
+            (progressed, stalled, began) = (some, cancelled, at);
         }
+        let question = Question::Head(fill.object.bucket.clone(), fill.object.key.clone());
         if fill.parts.is_empty() {
             self.fills.all.remove(key.slot);
             return;
@@ -378,7 +386,13 @@ impl<P: Platform> Core<P> {
             Err(error) => error,
         };
         self.count_origin_error(error.kind);
+        let sign = Sign::of(error.kind);
         self.retry_or_fail(now, key, error);
+        match sign {
+            Sign::Answers => self.origin_answered(now, question.bucket()),
+            Sign::Silent => self.origin_failed(now, began, &question),
+            Sign::Unclear => {}
+        }
     }
 
     /// Counts a failed attempt, unless it is an answer of a kind or our own doing.

@@ -1,5 +1,8 @@
-//! What a core that owns names remembers of the origin's answers, for the group: each is fetched once in its
-//! lifetime, whoever asks. An asker says how old an answer may be for it, and is told how old it is.
+//! What a core remembers of the origin's answers to questions for names.
+//!
+//! A core that owns a name gives an answer again within its lifetime, to whoever asks in the group: an asker says how
+//! old an answer may be for it, and is told how old it is. Past their lifetime, and on all other cores from the
+//! beginning, answers are kept for when the origin does not answer (`metadata::stale`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,15 +14,17 @@ use crate::limits::FINDINGS_BYTES_MAX;
 use crate::ports::{ListPage, Time};
 use crate::wire::call;
 
-/// How long a page is kept at least, for the rest of it: it goes to peers in parts.
+/// How long a page is good at least, for the rest of it: it goes to peers in parts.
 const REST_OF_PAGE: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 struct Found {
     told: Told<Finding>,
     until: Time,
-    /// Where it stands among the ends; not before `until`.
-    end: (Time, u64),
+    /// As the origin said it. From a member a page may come in parts: none of them is the page.
+    is_whole: bool,
+    /// Where it stands in the order of use.
+    used: u64,
     len_bytes: usize,
 }
 
@@ -33,6 +38,12 @@ pub(super) struct Lifetimes {
 }
 
 impl Lifetimes {
+    /// It is kept for when the origin does not answer, and no more.
+    pub const NONE: Self = Self {
+        present: Duration::ZERO,
+        absent: Duration::ZERO,
+    };
+
     fn of(self, told: &Told<Finding>) -> Option<Duration> {
         match &told.result {
             Ok(Finding::List(page)) if is_empty(page) => Some(self.absent.min(self.present)),
@@ -46,20 +57,20 @@ fn is_empty(page: &ListPage) -> bool {
     page.entries.is_empty() && page.left_out == 0 && page.next.is_none()
 }
 
-/// Answers that are still good. Those that end first are forgotten when there are too many.
+/// The last answers. Those that nobody has asked for the longest are forgotten when there are too many.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     known: BTreeMap<Question, Found>,
-    /// In the order of their ends.
-    ends: BTreeMap<(Time, u64), Question>,
-    learned: u64,
+    /// The one that was used the longest ago first.
+    order: BTreeMap<u64, Question>,
+    uses: u64,
     len_bytes: usize,
 }
 
 impl Findings {
     /// What the origin was asked at `need` or later. For the rest of a page that was cut, the page is good longer.
     pub fn get(
-        &self,
+        &mut self,
         now: Time,
         question: &Question,
         need: Time,
@@ -67,21 +78,51 @@ impl Findings {
     ) -> Option<Told<Finding>> {
         let found = self.known.get(question)?;
         let fresh = match is_rest {
-            true => now.since(found.told.at) < REST_OF_PAGE || found.until > now,
+            true => {
+                found.is_whole && (now.since(found.told.at) < REST_OF_PAGE || found.until > now)
+            }
             false => found.until > now && found.told.at >= need,
         };
-        fresh.then(|| found.told.clone())
+        fresh.then(|| self.used(question)).flatten()
+    }
+
+    /// The last that was heard, however long ago: to the question itself, or the page that it is for the rest of.
+    pub fn last(&mut self, question: &Question) -> Option<Told<Finding>> {
+        if let Some(told) = self.used(question) {
+            return Some(told);
+        }
+        let page = question.source();
+        let is_whole = self.known.get(&page).is_some_and(|found| found.is_whole);
+        is_whole.then(|| self.used(&page)).flatten()
+    }
+
+    fn used(&mut self, question: &Question) -> Option<Told<Finding>> {
+        let found = self.known.get_mut(question)?;
+        self.uses += 1;
+        if let Some(question) = self.order.remove(&found.used) {
+            self.order.insert(self.uses, question);
+        }
+        found.used = self.uses;
+        Some(found.told.clone())
+    }
+
+    /// Remembers what a member said, for when nobody else tells.
+    pub fn hear(&mut self, question: Question, told: &Told<Finding>) {
+        self.note(Lifetimes::NONE, question, told, false);
     }
 
     /// Remembers what the origin said: attributes, a page, or that there is no such key.
-    pub fn learn(
+    pub fn learn(&mut self, lifetimes: Lifetimes, question: Question, told: &Told<Finding>) {
+        self.note(lifetimes, question, told, true);
+    }
+
+    fn note(
         &mut self,
-        now: Time,
         lifetimes: Lifetimes,
         question: Question,
         told: &Told<Finding>,
+        is_whole: bool,
     ) {
-        self.forget(now);
         let Some(lifetime) = lifetimes.of(told) else {
             return;
         };
@@ -90,44 +131,27 @@ impl Findings {
             return;
         }
         self.drop(&question);
-        let kept = match &told.result {
-            Ok(Finding::List(page)) if !is_empty(page) => lifetime.max(REST_OF_PAGE),
-            _ => lifetime,
-        };
-        self.learned += 1;
-        let end = (told.at + kept, self.learned);
-        if end.0 <= now {
-            return;
-        }
+        self.uses += 1;
         let found = Found {
             told: told.clone(),
             until: told.at + lifetime,
-            end,
+            is_whole,
+            used: self.uses,
             len_bytes: question.len_bytes() + told.result.as_ref().map_or(64, len_bytes),
         };
         self.len_bytes += found.len_bytes;
-        self.ends.insert(end, question.clone());
+        self.order.insert(self.uses, question.clone());
         self.known.insert(question, found);
         while self.len_bytes > FINDINGS_BYTES_MAX
-            && let Some((_, first)) = self.ends.pop_first()
+            && let Some((_, first)) = self.order.pop_first()
         {
             self.drop(&first);
         }
     }
 
-    /// Forgets what is no longer good.
-    fn forget(&mut self, now: Time) {
-        while let Some(entry) = self.ends.first_entry()
-            && entry.key().0 <= now
-        {
-            let question = entry.remove();
-            self.drop(&question);
-        }
-    }
-
     fn drop(&mut self, question: &Question) {
         if let Some(found) = self.known.remove(question) {
-            self.ends.remove(&found.end);
+            self.order.remove(&found.used);
             self.len_bytes -= found.len_bytes;
         }
     }
@@ -196,7 +220,7 @@ mod tests {
         }
     }
 
-    fn any(findings: &Findings, now: Time, question: &Question) -> Option<Told<Finding>> {
+    fn any(findings: &mut Findings, now: Time, question: &Question) -> Option<Told<Finding>> {
         findings.get(now, question, Time(0), false)
     }
 
@@ -210,32 +234,38 @@ mod tests {
     #[test]
     fn an_answer_is_good_for_its_lifetime_and_a_newer_one_replaces_it() {
         let mut findings = Findings::default();
-        let mut learn = |now, n, size_bytes| {
-            findings.learn(now, LIFETIMES, question(n), &told(now, size_bytes));
+        let mut learn = |at, n, size_bytes| {
+            findings.learn(LIFETIMES, question(n), &told(at, size_bytes));
         };
         learn(Time(0), 1, 10);
         let half = Time(500_000_000);
         learn(half, 1, 11);
         let over = Time(1_200_000_000);
         learn(over, 2, 12);
-        assert_eq!(size(any(&findings, over, &question(1))), Some(11));
+        assert_eq!(size(any(&mut findings, over, &question(1))), Some(11));
         // An answer to a HEAD that was sent before comes later.
-        findings.learn(over, LIFETIMES, question(1), &told(Time(300_000_000), 9));
-        assert_eq!(size(any(&findings, over, &question(1))), Some(11));
-        assert!(any(&findings, Time(1_500_000_000), &question(1)).is_none());
-        let late = Time(9_000_000_000);
-        findings.learn(late, LIFETIMES, question(3), &told(late, 13));
-        assert_eq!((findings.known.len(), findings.ends.len()), (1, 1));
-        // An answer that took longer than it is good.
-        findings.learn(late, LIFETIMES, question(4), &told(Time(0), 14));
-        assert_eq!(findings.known.len(), 1);
+        findings.learn(LIFETIMES, question(1), &told(Time(300_000_000), 9));
+        assert_eq!(size(any(&mut findings, over, &question(1))), Some(11));
+        let ended = Time(1_500_000_000);
+        assert!(any(&mut findings, ended, &question(1)).is_none());
+        // It is still the last that is known.
+        assert_eq!(size(findings.last(&question(1))), Some(11));
+        assert!(findings.last(&question(3)).is_none());
+    }
+
+    #[test]
+    fn what_is_only_kept_for_outages_is_good_for_nothing_else() {
+        let mut findings = Findings::default();
+        findings.learn(Lifetimes::NONE, question(1), &told(Time(7), 10));
+        assert!(any(&mut findings, Time(7), &question(1)).is_none());
+        assert_eq!(size(findings.last(&question(1))), Some(10));
     }
 
     #[test]
     fn an_asker_gets_nothing_older_than_it_takes() {
         let mut findings = Findings::default();
-        findings.learn(Time(7), LIFETIMES, question(1), &told(Time(7), 10));
-        let get = |need| findings.get(Time(9), &question(1), need, false);
+        findings.learn(LIFETIMES, question(1), &told(Time(7), 10));
+        let mut get = |need| findings.get(Time(9), &question(1), need, false);
         assert_eq!(get(Time(7)).map(|told| told.at), Some(Time(7)));
         assert!(get(Time(8)).is_none());
     }
@@ -247,26 +277,25 @@ mod tests {
             absent: SECOND,
         };
         let mut findings = Findings::default();
-        findings.learn(Time(0), lifetimes, question(1), &told(Time(0), 10));
+        findings.learn(lifetimes, question(1), &told(Time(0), 10));
         let gone = failed(Time(1), OriginErrorKind::NotFound);
-        findings.learn(Time(1), lifetimes, question(2), &gone);
+        findings.learn(lifetimes, question(2), &gone);
         let denied = failed(Time(1), OriginErrorKind::Denied);
-        findings.learn(Time(1), lifetimes, question(3), &denied);
+        findings.learn(lifetimes, question(3), &denied);
         let empty = Told {
             result: Ok(Finding::List(Arc::default())),
             at: Time(1),
         };
-        findings.learn(Time(1), lifetimes, listing(4), &empty);
-        let known = |findings: &Findings, now| {
+        findings.learn(lifetimes, listing(4), &empty);
+        let known = |findings: &mut Findings, now| {
             let all = [question(1), question(2), question(3), listing(4)];
             all.map(|question| any(findings, now, &question).is_some())
         };
-        assert_eq!(known(&findings, Time(2)), [true, true, false, true]);
+        assert_eq!(known(&mut findings, Time(2)), [true, true, false, true]);
         let later = Time(1_000_000_001);
-        assert_eq!(known(&findings, later), [true, false, false, false]);
-        // They leave, though what came before them stays.
-        findings.learn(later, lifetimes, question(5), &told(later, 1));
-        assert_eq!((findings.known.len(), findings.ends.len()), (2, 2));
+        assert_eq!(known(&mut findings, later), [true, false, false, false]);
+        let last = findings.last(&question(2)).map(|told| told.result.is_err());
+        assert_eq!(last, Some(true));
     }
 
     #[test]
@@ -284,25 +313,23 @@ mod tests {
             at: Time(0),
         };
         let mut findings = Findings::default();
-        findings.learn(Time(1), lifetimes, listing(1), &told);
-        let get = |now: Time, is_rest| findings.get(now, &listing(1), now, is_rest).is_some();
+        findings.learn(lifetimes, listing(1), &told);
+        let mut get = |now: Time, is_rest| findings.get(now, &listing(1), now, is_rest).is_some();
         assert_eq!([get(Time(2), false), get(Time(2), true)], [false, true]);
         assert!(!get(Time(5_000_000_000), true));
     }
 
     #[test]
-    fn memory_is_bounded_and_the_newest_stay() {
+    fn memory_is_bounded_and_what_was_asked_for_last_stays() {
         let mut findings = Findings::default();
         let last = 2 * FINDINGS_BYTES_MAX as u64 / 1_000;
         for n in 0..=last {
-            findings.learn(Time(n), LIFETIMES, question(n), &told(Time(n), n));
+            findings.learn(LIFETIMES, question(n), &told(Time(n), n));
+            assert_eq!(size(findings.last(&question(7.min(n)))), Some(7.min(n)));
         }
         assert!(findings.len_bytes <= FINDINGS_BYTES_MAX);
-        assert_eq!(findings.ends.len(), findings.known.len());
-        assert_eq!(
-            size(any(&findings, Time(last), &question(last))),
-            Some(last)
-        );
-        assert!(any(&findings, Time(last), &question(0)).is_none());
+        assert_eq!(findings.order.len(), findings.known.len());
+        assert_eq!(size(findings.last(&question(last))), Some(last));
+        assert!(findings.last(&question(8)).is_none());
     }
 }

@@ -233,6 +233,23 @@ impl Group {
         route
     }
 
+    /// Whom to ask of a slot when this node does not reach the origin: whoever else stands for it.
+    pub fn around(&self, now: Time, slot: Slot) -> Route {
+        let mut route = Route::default();
+        let ranked = self.current.iter().flat_map(|view| view.ranked(slot));
+        for (rank, member) in ranked.enumerate() {
+            let how = if rank == 0 {
+                How::AsOwner
+            } else {
+                How::Forwarded
+            };
+            if member.id != self.me && self.answers(now, member.id) {
+                route.push(member.id, how);
+            }
+        }
+        route
+    }
+
     /// Owners in earlier views that are members still: what they hold need not be read again.
     fn add_earlier(&self, route: &mut Route, now: Time, slot: Slot) {
         let mut added = 0;

@@ -6,6 +6,7 @@
 //!            +-> at the origin -> answered; too old for some: ready again for those
 //!            ^        | failed, transient, someone's deadline ahead
 //!            +- back-off      | failed for good: everyone gets the error
+//!                             | it is known not to answer: the last that is known
 //! ```
 //! In a group the owner of a name remembers the answer for its lifetime ([`super::findings`]). Each asker says how
 //! old an answer may be, and is told when the origin was asked. Each has a deadline of its own and is answered by
@@ -15,9 +16,11 @@
 //! |---|---|
 //! | `question` | what is asked, by whom, and what the origin said |
 //! | `owner` | asking other members |
+//! | `stale` | while the origin does not answer |
 
 mod owner;
 mod question;
+mod stale;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -29,6 +32,7 @@ pub(super) use question::{Finding, Question};
 
 use super::findings::Lifetimes;
 use super::group::Route;
+use super::outage::Sign;
 use super::timers::Due;
 use super::{Core, Tagged, retry};
 use crate::client::{HeadRequest, ListPageRequest, Told};
@@ -68,6 +72,8 @@ pub(super) struct Lookup {
     state: State,
     /// When what is under way began.
     began: Time,
+    /// A member that should know was asked, and does not reach the origin: nobody is waited for long after it.
+    is_offered: bool,
     /// Whom to ask before the origin; none: not decided yet.
     route: Option<Route>,
     /// How long the one whose turn it is may take.
@@ -120,14 +126,14 @@ impl<P: Platform> Core<P> {
     pub(super) fn accept_head(&mut self, now: Time, request: HeadRequest) {
         let question = Question::Head(request.bucket, request.key);
         let who = Who::Head(request.reply);
-        let asker = Asker::new(now, request.max_age, request.deadline, who);
+        let asker = Asker::new(now, request.accept, request.deadline, who);
         self.ask(now, question, asker);
     }
 
     pub(super) fn accept_list(&mut self, now: Time, request: ListPageRequest) {
         let question = Question::List(request.request);
         let who = Who::List(request.reply);
-        let asker = Asker::new(now, request.max_age, request.deadline, who);
+        let asker = Asker::new(now, request.accept, request.deadline, who);
         self.ask(now, question, asker);
     }
 
@@ -147,7 +153,11 @@ impl<P: Platform> Core<P> {
         let deadline = self.peer_deadline(now, deadline);
         let max_age = Duration::from_millis(max_age_ms.into());
         let who = Who::Peer(peer.0, peer.1);
-        self.ask(now, question, Asker::new(now, max_age, deadline, who));
+        self.ask(
+            now,
+            question,
+            Asker::new(now, max_age.into(), deadline, who),
+        );
     }
 
     fn ask(&mut self, now: Time, question: Question, asker: Asker) {
@@ -173,14 +183,7 @@ impl<P: Platform> Core<P> {
             return self.tell(asker, &question, known);
         }
         if let Some(key) = self.lookups.by_question.get(&question).copied() {
-            let is_peer = asker.is_peer();
-            if let Some(lookup) = self.lookups.get(key) {
-                lookup.askers.push_back(asker);
-            }
-            if is_peer {
-                self.end_here(key);
-            }
-            return self.set_lookup_timer(key);
+            return self.join_lookup(now, key, asker);
         }
         let key = LookupKey {
             slot: self.lookups.all.vacant_key(),
@@ -194,6 +197,7 @@ impl<P: Platform> Core<P> {
             attempt: 0,
             state: State::Ready,
             began: now,
+            is_offered: false,
             route: None,
             step_until: None,
             step_at: Time::NEVER,
@@ -201,6 +205,24 @@ impl<P: Platform> Core<P> {
         });
         self.lookups.ready.push_back(key);
         self.set_lookup_timer(key);
+    }
+
+    /// Someone asks what is being asked already.
+    fn join_lookup(&mut self, now: Time, key: LookupKey, asker: Asker) {
+        let is_peer = asker.is_peer();
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        lookup.askers.push_back(asker);
+        let waits = matches!(lookup.state, State::Running { .. } | State::BackingOff);
+        let is_silent = self.outages.is_known(lookup.question.bucket());
+        if is_peer {
+            self.end_here(key);
+        }
+        match waits && is_silent {
+            true => self.resort(now, key),
+            false => self.set_lookup_timer(key),
+        }
     }
 
     /// The next moment at which a lookup needs attention: its own step or its first asker's deadline.
@@ -239,18 +261,20 @@ impl<P: Platform> Core<P> {
             if !matches!(lookup.state, State::Ready) {
                 continue;
             }
-            let deadline = lookup.last_deadline();
+            let is_silent = self.outages.is_known(lookup.question.bucket());
             match self.ask_owner(now, key) {
                 Turned::Asked => continue,
                 Turned::Waits => {
                     self.wait_for_room(now, key);
                     continue;
                 }
+                Turned::ToOrigin if is_silent => self.resort(now, key),
                 Turned::ToOrigin => {}
             }
             let Some(lookup) = self.lookups.get(key) else {
                 continue;
             };
+            let deadline = lookup.last_deadline();
             let (op, is_head) = match lookup.question.source() {
                 Question::Head(bucket, key) => (
                     OriginOp::Head(HeadOp {
@@ -275,13 +299,13 @@ impl<P: Platform> Core<P> {
                 self.lookups.ready.push_front(key);
                 return;
             }
-            let stall = retry::stall_limit(self.config.io_timeout);
+            let io_timeout = self.config.io_timeout;
             if let Some(lookup) = self.lookups.get(key) {
                 lookup.state = State::Running {
                     tag,
                     cancelled: false,
                 };
-                lookup.step_at = now + stall;
+                lookup.step_at = now + lookup.patience(io_timeout);
                 lookup.began = now;
             }
             self.tags.insert(tag.0, Tagged::Lookup(key));
@@ -303,33 +327,54 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (question, at) = (lookup.question.source(), lookup.began);
+        let sign = match &result {
+            Ok(_) => Sign::Answers,
+            Err(error) => Sign::of(error.kind),
+        };
+        if matches!(sign, Sign::Answers) {
+            self.origin_answered(now, question.bucket());
+        }
         let told = Told { result, at };
-        if self.group.view().is_some() {
-            let lifetimes = Lifetimes {
+        let lifetimes = match self.group.view() {
+            Some(_) => Lifetimes {
                 present: self.config.attr_ttl,
                 absent: self.config.negative_ttl,
-            };
-            self.findings.learn(now, lifetimes, question, &told);
-        }
-        let error = match told.result {
-            Ok(_) => return self.settle(key, told),
-            Err(error) => error,
+            },
+            None => Lifetimes::NONE,
         };
+        self.findings.learn(lifetimes, question.clone(), &told);
+        match told.result {
+            Ok(_) => self.settle(key, told),
+            Err(error) => self.lookup_failed(now, key, error),
+        }
+        if matches!(sign, Sign::Silent) {
+            self.origin_failed(now, at, &question);
+        }
+    }
+
+    /// The origin did not tell.
+    fn lookup_failed(&mut self, now: Time, key: LookupKey, error: OriginError) {
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
         lookup.attempt += 1;
-        let (attempt, last) = (lookup.attempt, lookup.last_deadline());
-        let subject = lookup.question.subject();
+        let (attempt, at, last) = (lookup.attempt, lookup.began, lookup.last_deadline());
+        let (subject, is_offered) = (lookup.question.subject(), lookup.is_offered);
         self.count_origin_error(error.kind);
         let until = now + retry::backoff(attempt, &mut self.parts.rng);
-        if error.kind.is_transient() && until < last && !self.shutting_down {
+        if error.kind.is_transient() && !self.shutting_down {
             tracing::debug!(%subject, attempt, %error, "asking the origin failed; trying again");
             if let Some(lookup) = self.lookups.get(key) {
                 lookup.state = State::BackingOff;
                 lookup.step_at = until;
             }
-            return self.set_lookup_timer(key);
+            self.set_lookup_timer(key);
+            if is_offered || until >= last {
+                self.resort(now, key);
+            }
+            if until < last || self.lookups.get(key).is_none() {
+                return;
+            }
         }
         if error.kind != OriginErrorKind::NotFound
             && !self.shutting_down
@@ -412,11 +457,7 @@ impl<P: Platform> Core<P> {
             .into_iter()
             .partition(|asker| asker.deadline <= now);
         lookup.askers = rest;
-        let question = lookup.question.clone();
-        let told = Told {
-            result: Err(question.timeout()),
-            at: now,
-        };
+        let (question, began) = (lookup.question.clone(), lookup.began);
         let (mut cancel, mut cancel_peer) = (None, None);
         let forsaken = lookup.askers.is_empty();
         if let State::AtPeer(tag) = lookup.state
@@ -443,13 +484,21 @@ impl<P: Platform> Core<P> {
         if let Some(tag) = cancel_peer {
             self.parts.transport.cancel(tag);
         }
+        let last = match late.is_empty() {
+            true => None,
+            false => self.last_known(now, &question),
+        };
         for asker in late {
-            self.tell(asker, &question, told.clone());
+            self.tell_last(now, asker, &question, last.clone());
         }
         if forsaken {
-            self.end_lookup(key, told);
+            let result = Err(question.timeout());
+            self.end_lookup(key, Told { result, at: now });
         } else {
             self.set_lookup_timer(key);
+        }
+        if cancel.is_some() {
+            self.origin_failed(now, began, &question);
         }
     }
 

@@ -18,7 +18,8 @@
 //! | `keep` | handing what arrived to the disk tier |
 //! | `disk_events` | the disk tier's part of a turn |
 //! | `memory` | buffers, with eviction |
-//! | `findings` | what the owner of names remembers of the origin's answers |
+//! | `findings` | what is remembered of the origin's answers to questions for names |
+//! | `outage` | whether the origin answers |
 //! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
@@ -41,6 +42,7 @@ mod load;
 mod log_gate;
 mod memory;
 mod metadata;
+mod outage;
 mod plan;
 mod pull;
 mod read;
@@ -69,6 +71,7 @@ use limit::Ceiling;
 use load::Loads;
 use log_gate::LogGate;
 use metadata::{Finding, LookupKey, Lookups};
+use outage::Outages;
 use plan::Ask;
 use pull::{PullKey, Pulls};
 use read::Read;
@@ -129,6 +132,8 @@ pub struct CoreConfig {
     pub attr_ttl: Duration,
     /// `--negative-ttl`: how long it remembers that there is nothing of a name.
     pub negative_ttl: Duration,
+    /// `--stale-max`: how old an answer to a question for a name may be that is given while the origin does not answer.
+    pub stale_max: Duration,
     /// This core's part of `--origin-limit`, bytes per second of GETs; none: no limit.
     pub origin_limit: Option<u64>,
     /// This core's part of `--peer-limit`, bytes per second asked of other members, and as many given to them.
@@ -200,6 +205,7 @@ pub struct Core<P: Platform> {
     keeps_refused: (u64, u64),
     lookups: Lookups,
     findings: Findings,
+    outages: Outages,
     jobs: Jobs,
     handover: Handover,
     takes: Takes,
@@ -254,6 +260,7 @@ impl<P: Platform> Core<P> {
             keeps_refused: (0, 0),
             lookups: Lookups::default(),
             findings: Findings::default(),
+            outages: Outages::default(),
             jobs: Jobs::default(),
             handover: Handover::default(),
             takes: Takes::default(),
@@ -371,6 +378,7 @@ impl<P: Platform> Core<P> {
         stats.blocks = self.index.len() as u64;
         stats.disk = self.parts.disk.stats();
         stats.handover = self.handover_stats();
+        stats.outage_ns = self.outages.longest(self.now).as_nanos() as u64;
         if let Some(device) = stats.disk.devices.first_mut() {
             device.fills_dropped += self.keeps_refused.0;
             device.dropped_bytes += self.keeps_refused.1;
@@ -532,6 +540,7 @@ impl<P: Platform> Core<P> {
                 Due::Pull(key) => self.pull_due(key),
                 Due::Job(key) => self.job_due(now, key),
                 Due::Take(key) => self.take_due(now, key),
+                Due::Probe => self.probe_due(now),
             }
         }
         fired

@@ -26,6 +26,8 @@ pub(super) enum Due {
     Job(JobKey),
     /// The same of a block that is taken over.
     Take(TakeKey),
+    /// Origins that do not answer are tried again.
+    Probe,
 }
 
 #[derive(Debug, Default)]

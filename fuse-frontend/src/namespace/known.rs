@@ -46,6 +46,11 @@ impl KnownNames {
         (!ttl.is_zero() && now.since(*at) < ttl).then(|| (*at, known.clone()))
     }
 
+    /// The last that was learned about `key`, however long ago.
+    pub(super) fn last(&self, key: &str) -> Option<(Time, Known)> {
+        self.held(key).cloned()
+    }
+
     /// Notes what was learned at `at`, unless something newer is known: a slow answer, or a
     /// page that a directory handle held for long.
     pub(super) fn insert(&mut self, key: Arc<str>, at: Time, known: Known) {

@@ -4,16 +4,14 @@
 use std::sync::Arc;
 
 use forebay_engine::client::Told;
-use forebay_engine::errors::OriginErrorKind;
+use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::ports::{ObjectMeta, Time};
-use fuser::Errno;
 use parking_lot::Mutex;
 
 use super::listing::Kind;
-use crate::reply::origin_errno;
 
 /// What a name is, and when the origin said so.
-type Verdict = Result<(Option<Kind>, Time), Errno>;
+type Verdict = Result<(Option<Kind>, Time), OriginError>;
 type Done = Box<dyn FnOnce(Verdict) + Send>;
 
 /// Joins the two answers.
@@ -67,7 +65,7 @@ fn verdict(state: &State) -> Option<Verdict> {
         Ok(true) => return Some(Ok((Some(Kind::Directory), below.at))),
         // Without the listing a directory cannot be ruled out.
         Err(error) if error.kind != OriginErrorKind::NotFound => {
-            return Some(Err(origin_errno(error)));
+            return Some(Err(error.clone()));
         }
         _ => {}
     }
@@ -75,7 +73,7 @@ fn verdict(state: &State) -> Option<Verdict> {
     let kind = match &head.result {
         Ok(meta) => Some(Kind::File(meta.clone())),
         Err(error) if error.kind == OriginErrorKind::NotFound => None,
-        Err(error) => return Some(Err(origin_errno(error))),
+        Err(error) => return Some(Err(error.clone())),
     };
     Some(Ok((kind, head.at.min(below.at))))
 }
@@ -84,7 +82,6 @@ fn verdict(state: &State) -> Option<Verdict> {
 mod tests {
     use std::sync::mpsc::{Receiver, channel};
 
-    use forebay_engine::errors::OriginError;
     use forebay_engine::identity::Validator;
 
     use super::*;
@@ -134,21 +131,25 @@ mod tests {
         assert_eq!(verdict.try_recv().unwrap(), file);
     }
 
+    fn failure(verdict: &Receiver<Verdict>) -> Option<OriginErrorKind> {
+        verdict.try_recv().unwrap().err().map(|error| error.kind)
+    }
+
     #[test]
     fn failures_are_no_absence() {
-        for (kind, errno) in [
-            (OriginErrorKind::Denied, Errno::EACCES),
-            (OriginErrorKind::Timeout, Errno::EIO),
-            (OriginErrorKind::NoSuchBucket, Errno::EIO),
+        for kind in [
+            OriginErrorKind::Denied,
+            OriginErrorKind::Timeout,
+            OriginErrorKind::NoSuchBucket,
         ] {
             let (head_fails, verdict) = join();
             head_fails.below(told(0, Ok(false)));
             head_fails.head(told(0, Err(kind)));
-            assert_eq!(verdict.try_recv().unwrap(), Err(errno));
+            assert_eq!(failure(&verdict), Some(kind));
             let (list_fails, verdict) = join();
             list_fails.head(told(0, Ok(meta())));
             list_fails.below(told(0, Err(kind)));
-            assert_eq!(verdict.try_recv().unwrap(), Err(errno));
+            assert_eq!(failure(&verdict), Some(kind));
         }
         let (absent, verdict) = join();
         absent.head(told(4, Err(OriginErrorKind::NotFound)));

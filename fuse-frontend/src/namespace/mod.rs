@@ -10,6 +10,7 @@
 //! | close-to-open | an open asks again once the attributes are older than `attr_ttl`, and believes nothing older than that, whoever in a group remembers it; a changed object answers ESTALE, upon which the kernel looks the name up again |
 //! | an open handle stays what it is | it keeps its version; its attributes are not asked for again |
 //! | names that do not exist | remembered for `negative_ttl`, here and in the kernel |
+//! | while the origin does not answer | everything goes by what was last known (`past`); a version that is known to be gone does not come back |
 //!
 //! Directories are not asked for again by `getattr`: a lookup finds out when they are gone.
 
@@ -23,7 +24,9 @@ mod known;
 mod listing;
 mod lookup;
 mod names;
+mod past;
 mod record;
+mod revalidate;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -31,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use forebay_engine::client::{Callback, Client, Told};
+use forebay_engine::client::{Accept, Callback, Client, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::Bucket;
 use forebay_engine::limits::{KEY_BYTES_MAX, LIST_PAGE_ENTRIES, NAME_BYTES_MAX};
@@ -107,6 +110,8 @@ pub struct NamespaceStats {
     pub revalidations: u64,
     /// Of those, that found the object changed or gone.
     pub superseded: u64,
+    /// Lookups, opens and stats answered with what was known from before, because the origin did not answer.
+    pub stale_answers: u64,
     /// Listing pages asked for by directory handles.
     pub pages_listed: u64,
     /// Reads refused because the core's ring stayed full.
@@ -123,6 +128,7 @@ struct Counters {
     lookups_remembered: AtomicU64,
     revalidations: AtomicU64,
     superseded: AtomicU64,
+    stale_answers: AtomicU64,
     pages_listed: AtomicU64,
     reads_refused: AtomicU64,
 }
@@ -142,6 +148,7 @@ pub struct Namespace<R> {
     attr_ttl: Duration,
     entry_ttl: Duration,
     negative_ttl: Duration,
+    stale_max: Duration,
     inodes: Mutex<InodeTable>,
     known: Mutex<KnownNames>,
     files: RwLock<Slab<Arc<OpenFile>>>,
@@ -175,6 +182,7 @@ impl<R: ReadReply> Namespace<R> {
             attr_ttl: options.attr_ttl,
             entry_ttl: options.entry_ttl,
             negative_ttl: options.negative_ttl,
+            stale_max: options.stale_max,
             inodes: Mutex::new(InodeTable::new(root.clone())),
             root,
             known: Mutex::new(KnownNames::new(options.attr_ttl, options.negative_ttl)),
@@ -205,6 +213,7 @@ impl<R: ReadReply> Namespace<R> {
             lookups_remembered: get(&self.counters.lookups_remembered),
             revalidations: get(&self.counters.revalidations),
             superseded: get(&self.counters.superseded),
+            stale_answers: get(&self.counters.stale_answers),
             pages_listed: get(&self.counters.pages_listed),
             reads_refused: get(&self.counters.reads_refused),
             read_ahead_bytes: self.budget.used_bytes(),
@@ -277,7 +286,8 @@ impl<R: ReadReply> Namespace<R> {
                 result: Ok(false),
                 at: asked,
             });
-            return self.head(key, max_age, Box::new(move |answer| head.head(answer)));
+            let accept = self.accept(&key, max_age);
+            return self.head(key, accept, Box::new(move |answer| head.head(answer)));
         }
         let below = ListRequest {
             bucket: self.bucket.clone(),
@@ -286,13 +296,14 @@ impl<R: ReadReply> Namespace<R> {
             continuation: None,
             entries_max: 1,
         };
-        self.head(key, max_age, Box::new(move |answer| head.head(answer)));
+        let accept = self.accept(&key, max_age);
+        self.head(key, accept, Box::new(move |answer| head.head(answer)));
         let any = |page: Arc<ListPage>| !page.entries.is_empty() || page.left_out > 0;
         let told = move |answer: Told<Arc<ListPage>>| {
             let (result, at) = (answer.result.map(any), answer.at);
             join.below(Told { result, at });
         };
-        self.list(below, max_age, Box::new(told));
+        self.list(below, accept, Box::new(told));
     }
 
     /// What `key` is was asked at `asked`, and is known now. Where a member of the group remembered a version that
@@ -301,13 +312,19 @@ impl<R: ReadReply> Namespace<R> {
         self: &Arc<Self>,
         key: Arc<str>,
         max_age: Duration,
-        found: Result<(Option<Kind>, Time), Errno>,
+        found: Result<(Option<Kind>, Time), OriginError>,
         asked: Time,
         reply: EntryReply,
     ) {
         let (kind, at) = match found {
-            Ok((kind, at)) => (kind, at.min(asked)),
-            Err(errno) => return reply(Err(errno.into())),
+            Ok((kind, at)) => match self.newer(&key, max_age, asked, at.min(asked)) {
+                Some(newer) => newer,
+                None => (kind, at.min(asked)),
+            },
+            Err(error) => match self.past(&key, max_age, &error) {
+                Some(last) => last,
+                None => return reply(Err(origin_errno(&error).into())),
+            },
         };
         if at < asked
             && !max_age.is_zero()
@@ -460,46 +477,6 @@ impl<R: ReadReply> Namespace<R> {
         }
     }
 
-    /// Makes sure that the origin has had a file's version within `attr_ttl`, and says when.
-    fn revalidate(
-        self: &Arc<Self>,
-        number: u64,
-        file: FileNode,
-        done: impl FnOnce(Result<Time, Errno>) + Send + 'static,
-    ) {
-        let now = self.client.now();
-        if file.superseded {
-            return done(Err(Errno::ESTALE));
-        }
-        if now.since(file.validated) < self.attr_ttl {
-            return done(Ok(file.validated));
-        }
-        let Some(key) = self.inodes.lock().key(number) else {
-            return done(Err(Errno::ESTALE));
-        };
-        count(&self.counters.revalidations);
-        let this = self.clone();
-        let asked_key = key.clone();
-        let answered = move |answer: Told<ObjectMeta>| {
-            // What a member of the group remembers counts from when it was told that.
-            let at = answer.at.min(now);
-            done(match answer.result {
-                Ok(meta) if meta.version(&this.bucket).id == file.id => {
-                    this.inodes.lock().validated(number, at);
-                    Ok(at)
-                }
-                Err(error) if error.kind != OriginErrorKind::NotFound => Err(origin_errno(&error)),
-                _ => {
-                    count(&this.counters.superseded);
-                    this.inodes.lock().supersede(number, true);
-                    this.known.lock().remove(&asked_key);
-                    Err(Errno::ESTALE)
-                }
-            });
-        };
-        self.head(key, self.attr_ttl, Box::new(answered));
-    }
-
     /// Opens a directory; [`Namespace::releasedir`] closes it.
     ///
     /// # Errors
@@ -564,7 +541,7 @@ impl<R: ReadReply> Namespace<R> {
                 .helper
                 .run(move || this.page_arrived(directory, fetch, answer, at));
         };
-        self.list(request, self.attr_ttl, Box::new(arrived));
+        self.list(request, self.attr_ttl.into(), Box::new(arrived));
     }
 
     fn page_arrived(
@@ -595,14 +572,14 @@ impl<R: ReadReply> Namespace<R> {
         }
     }
 
-    fn head(&self, key: Arc<str>, max_age: Duration, reply: Callback<Told<ObjectMeta>>) {
-        if let Err(Full(reply)) = self.client.head(&self.bucket, key, max_age, reply) {
+    fn head(&self, key: Arc<str>, accept: Accept, reply: Callback<Told<ObjectMeta>>) {
+        if let Err(Full(reply)) = self.client.head(&self.bucket, key, accept, reply) {
             reply(self.busy());
         }
     }
 
-    fn list(&self, request: ListRequest, max_age: Duration, reply: Callback<Told<Arc<ListPage>>>) {
-        if let Err(Full(reply)) = self.client.list(request, max_age, reply) {
+    fn list(&self, request: ListRequest, accept: Accept, reply: Callback<Told<Arc<ListPage>>>) {
+        if let Err(Full(reply)) = self.client.list(request, accept, reply) {
             reply(self.busy());
         }
     }

@@ -242,6 +242,7 @@ impl<R: Reply> RealEngine<R> {
                     me: PeerId(0),
                     keep_copies: false,
                     attr_ttl: Duration::from_secs(1),
+                    stale_max: Duration::MAX,
                     negative_ttl: Duration::from_secs(1),
                     origin_limit: None,
                     peer_limit: None,

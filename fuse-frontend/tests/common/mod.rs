@@ -44,6 +44,8 @@ pub struct Store {
     pub prefetches: AtomicU64,
     /// What a cache group remembers of the bucket, and how old that is.
     remembered: Mutex<Option<(Objects, Duration)>>,
+    /// The group tells what it remembers however old it is.
+    pub silent: AtomicBool,
 }
 
 type Objects = BTreeMap<String, Object>;
@@ -75,11 +77,18 @@ impl Store {
         *self.remembered.lock().unwrap() = Some((objects, age));
     }
 
+    /// The origin does not answer: whatever is remembered is told.
+    fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
     /// The objects of which a question that takes answers of `max_age` is told, and how old they are.
     fn recall(&self, max_age: Duration) -> (Objects, Duration) {
         let remembered = self.remembered.lock().unwrap();
         match &*remembered {
-            Some((objects, age)) if *age <= max_age => (objects.clone(), *age),
+            Some((objects, age)) if *age <= max_age || (self.is_silent() && !max_age.is_zero()) => {
+                (objects.clone(), *age)
+            }
             _ => (self.objects().clone(), Duration::ZERO),
         }
     }
@@ -302,13 +311,13 @@ fn answer<R: Reply>(store: &Store, request: Request<R>) {
             store.prefetches.fetch_add(1, Ordering::Relaxed);
         }
         Request::Head(head) => {
-            let (objects, age) = store.recall(head.max_age);
+            let (objects, age) = store.recall(head.accept.max_age);
             let result = store.head(&objects, &head.key);
             let at = before(head.deadline, IO_TIMEOUT + age);
             (head.reply)(Told { result, at });
         }
         Request::List(list) => {
-            let (objects, age) = store.recall(list.max_age);
+            let (objects, age) = store.recall(list.accept.max_age);
             let result = store.list(&objects, &list.request).map(Arc::new);
             let at = before(list.deadline, IO_TIMEOUT + age);
             (list.reply)(Told { result, at });

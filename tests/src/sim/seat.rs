@@ -218,6 +218,7 @@ pub(super) fn seat(
             .as_ref()
             .is_some_and(|group| group.keep_copies),
         attr_ttl: ATTR_TTL,
+        stale_max: Duration::MAX,
         negative_ttl: ATTR_TTL,
         origin_limit: None,
         peer_limit: None,

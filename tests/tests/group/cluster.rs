@@ -128,7 +128,7 @@ impl Cluster {
         all.join(",")
     }
 
-    /// The arguments of `serve` for a member.
+    /// The arguments of `serve` for a member. Names are believed for an hour unless `more` says something else.
     pub fn serve_args(&self, name: &str, more: &[&str]) -> Vec<String> {
         let cache = self.place.dir(&format!("cache-{name}"));
         let listen = format!("{}:7440", self.listen(name));
@@ -152,14 +152,8 @@ impl Cluster {
                 "--cache-dir",
                 cache.to_str().unwrap(),
             ],
-            &[
-                "--cache-size",
-                "256MiB",
-                "--free-space-ratio",
-                "0",
-                "--attr-ttl",
-                "1h",
-            ],
+            &["--cache-size", "256MiB", "--free-space-ratio", "0"],
+            attr_ttl(more),
             more,
         ];
         let args = args.concat().into_iter().map(str::to_owned);
@@ -325,8 +319,8 @@ impl Cluster {
             "--cache-group",
             GROUP,
         ];
-        let group = ["--no-sharing", "--peers", &peers, "--attr-ttl", "1h"];
-        let args = [&args[..], &group[..], more].concat();
+        let group = ["--no-sharing", "--peers", &peers];
+        let args = [&args[..], &group[..], attr_ttl(more), more].concat();
         let args: Vec<String> = args
             .into_iter()
             .map(str::to_owned)
@@ -396,6 +390,14 @@ pub fn store_objects(place: &Place, name: &str, lengths: &[usize]) -> Vec<Stored
         }
     };
     lengths.iter().enumerate().map(put).collect()
+}
+
+/// Names are believed for an hour, unless flags say something else.
+fn attr_ttl(more: &[&str]) -> &'static [&'static str] {
+    match more.contains(&"--attr-ttl") {
+        true => &[],
+        false => &["--attr-ttl", "1h"],
+    }
 }
 
 /// Reads them all past the kernel's page cache, and compares every byte.

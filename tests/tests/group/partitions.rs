@@ -269,7 +269,7 @@ fn an_origin_that_vanishes_is_waited_for_until_the_deadline() {
     if !have_fuse() {
         return;
     }
-    let Some(cluster) = Cluster::apart(3, &["x"], 1) else {
+    let Some(cluster) = Cluster::apart(3, &["x", "y"], 1) else {
         return;
     };
     warm(&cluster, &super::pressure::WITHOUT_ORIGIN);
@@ -277,12 +277,12 @@ fn an_origin_that_vanishes_is_waited_for_until_the_deadline() {
         &cluster,
         &LENGTHS,
         || {
-            ["a", "b", "c", "x"]
+            ["a", "b", "c", "x", "y"]
                 .iter()
                 .for_each(|host| cluster.spaces().cut(host, HERE).unwrap())
         },
         || {
-            ["a", "b", "c", "x"]
+            ["a", "b", "c", "x", "y"]
                 .iter()
                 .for_each(|host| cluster.spaces().mend(host, HERE).unwrap())
         },

@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -11,15 +12,29 @@ use forebay_tests::s3::{Class, EmbeddedS3, Options};
 use rustix::process::Signal;
 
 use super::cluster::{Cluster, put_objects, read_objects};
-use super::support::{have_fuse, pattern, send};
+use super::support::{eventually, have_fuse, pattern, send};
 
 const MIB: usize = 1 << 20;
 const LENGTHS: [usize; 6] = [4096, 100_000, MIB, 3 * MIB, 4 * MIB - 1, 12 * MIB];
 const EIO: i32 = 5;
 
-/// The flags of members that go on without an origin: a lookup of a file asks also whether it is a directory, and for
-/// how long the answer is good is another lifetime.
-pub const WITHOUT_ORIGIN: [&str; 4] = ["--io-timeout", "5s", "--negative-ttl", "1h"];
+/// The flags of members whose origin will not answer: names are believed for a second, as without flags.
+pub const WITHOUT_ORIGIN: [&str; 4] = ["--io-timeout", "5s", "--attr-ttl", "1s"];
+
+/// For how long names are believed.
+const NAMES_TTL: Duration = Duration::from_secs(1);
+/// It takes some time for each core of each member to find out that S3 does not answer.
+const READ_ALL_MAX: Duration = Duration::from_secs(60);
+/// Then names cost nothing.
+const READ_AGAIN_MAX: Duration = Duration::from_secs(10);
+
+fn names_in(path: &Path) -> Vec<String> {
+    let entries = fs::read_dir(path).unwrap();
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
 
 /// All objects `o-N` of these lengths are cached by members, and none of `cold-N`; then the origin goes `down`, and
 /// comes `up`. Members have the flags [`WITHOUT_ORIGIN`].
@@ -32,20 +47,42 @@ pub fn without_origin(
 ) {
     const TIMEOUT: Duration = Duration::from_secs(5);
     put_objects(&cluster.place, "cold", &[MIB, 64 << 10]);
-    let path = cluster.mount_as("x", &["--io-timeout", "5s", "--negative-ttl", "1h"]);
+    let path = cluster.mount_as("x", &WITHOUT_ORIGIN);
     let cold = path.join("cold-0");
     // What it is like is known, and nothing of what is in it.
     assert_eq!(fs::metadata(&cold).unwrap().len(), MIB as u64);
+    let absent = path.join("absent");
+    let is_absent = || fs::metadata(&absent).unwrap_err().kind() == std::io::ErrorKind::NotFound;
+    assert!(is_absent());
+    let names = names_in(&path);
+    assert_eq!(names.len(), lengths.len() + 2);
+    // Another client knows nothing itself: it will be told by members.
+    let other = cluster.mount_as("y", &WITHOUT_ORIGIN);
     let before = cluster.place.server.counters().body_bytes;
     down();
+    // All that was said of names is older than it may be.
+    std::thread::sleep(NAMES_TTL + Duration::from_millis(200));
     let began = Instant::now();
     read_objects(&path, "o", lengths);
-    assert!(
-        began.elapsed() < Duration::from_secs(20),
-        "it took {:?}",
-        began.elapsed()
-    );
+    read_objects(&other, "o", lengths);
+    for path in [&path, &other] {
+        assert_eq!(names_in(path), names);
+    }
+    assert!(is_absent());
+    let took = began.elapsed();
+    assert!(took < READ_ALL_MAX, "it took {took:?}");
     assert_eq!(cluster.place.server.counters().body_bytes, before);
+    let silent = |client: &str| cluster.json(client)["s3_silent_seconds"].as_f64();
+    assert!(silent("x") > Some(0.0));
+    // That S3 is not asked for each of them any more shows in the time.
+    let again = Instant::now();
+    read_objects(&other, "o", lengths);
+    let took = again.elapsed();
+    assert!(took < READ_AGAIN_MAX, "it took {took:?}");
+    cluster.unmount("y");
+    // Of what nobody has asked about nothing can be said.
+    let unknown = fs::metadata(path.join("unknown")).unwrap_err();
+    assert_eq!(unknown.raw_os_error(), Some(EIO), "{unknown}");
 
     let began = Instant::now();
     let file = File::open(&cold).unwrap();
@@ -60,6 +97,7 @@ pub fn without_origin(
     drop(file);
     up();
     read_objects(&path, "cold", &[MIB, 64 << 10]);
+    eventually("S3 is found to answer again", || silent("x") == Some(0.0));
     cluster.unmount("x");
 }
 

@@ -64,6 +64,7 @@ pub fn fuse_options(args: &MountArgs, engine: &EngineConfig) -> MountOptions {
         file_mode: files.file_mode,
         dir_mode: files.dir_mode,
         attr_ttl: args.serving.names.attr_ttl,
+        stale_max: args.serving.names.stale_span(),
         entry_ttl: files.entry_ttl,
         negative_ttl: args.serving.names.negative_ttl,
         threads: files.fuse_threads.map_or(default.threads, usize::from),

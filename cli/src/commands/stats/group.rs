@@ -114,8 +114,13 @@ fn reasons(total: &GroupCounts) -> String {
         false => told.join(", "),
     };
     format!(
-        "from S3: {why}; GETs {}, HEADs {}, LISTs {}, failed attempts {}, retries {}\n",
-        origin.gets, origin.heads, origin.lists, origin.errors, origin.retries
+        "from S3: {why}; GETs {}, HEADs {}, LISTs {}, failed attempts {}, retries {}, names answered as last known {}\n",
+        origin.gets,
+        origin.heads,
+        origin.lists,
+        origin.errors,
+        origin.retries,
+        origin.stale_answers
     )
 }
 

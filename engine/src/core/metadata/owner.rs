@@ -10,7 +10,7 @@ use crate::arena::{Lease, Share};
 use crate::client::Told;
 use crate::errors::{OriginError, OriginErrorKind};
 use crate::identity::Slot;
-use crate::limits::{CHUNK_BYTES, SUB_BLOCK_BYTES};
+use crate::limits::{CHUNK_BYTES, STAND_IN_PATIENCE, SUB_BLOCK_BYTES};
 use crate::ports::{
     Class, FetchStatus, FetchTag, PeerFailure, PeerId, Platform, Time, Transport, TransportError,
     TransportOp,
@@ -54,18 +54,33 @@ impl Lookup {
         self.step_until = None;
     }
 
+    /// How long one source may take: less once the one that should know has been asked.
+    pub(super) fn patience(&self, io_timeout: Duration) -> Duration {
+        match self.is_offered {
+            true => io_timeout / STAND_IN_PATIENCE,
+            false => retry::stall_limit(io_timeout),
+        }
+    }
+
+    /// The one whose turn it is does not reach the origin. What it knows from before has been noted.
+    fn offered(&mut self) {
+        self.is_offered = true;
+        self.pass_over();
+    }
+
     fn ask_nobody(&mut self) {
         self.route = Some(Route::default());
         self.step_until = None;
     }
 
     /// Whom to ask now. Each gets its part of the time that is left, the origin the last.
-    fn step(&mut self, now: Time, stall: Duration) -> Option<(Step, Time)> {
+    fn step(&mut self, now: Time, io_timeout: Duration) -> Option<(Step, Time)> {
+        let patience = self.patience(io_timeout);
         loop {
             let route = self.route?;
             let step = step(&route)?;
             let last = self.last_deadline();
-            let part = (last.since(now) / (len(route) + 1)).min(stall);
+            let part = (last.since(now) / (len(route) + 1)).min(patience);
             let until = *self.step_until.get_or_insert(now + part);
             if until > now {
                 return Some((step, until.min(last)));
@@ -78,17 +93,19 @@ impl Lookup {
 impl<P: Platform> Core<P> {
     /// Asks the member whose turn it is, if that is another one.
     pub(super) fn ask_owner(&mut self, now: Time, key: LookupKey) -> Turned {
-        let stall = retry::stall_limit(self.config.io_timeout);
+        let io_timeout = self.config.io_timeout;
         let Some(lookup) = self.lookups.get(key) else {
             return Turned::ToOrigin;
         };
         let slot = Slot::of_name(lookup.question.name());
         if lookup.route.is_none() {
             // A peer's question ends here, whoever owns the name by now.
-            let for_peer = lookup.askers.iter().any(|asker| asker.is_peer());
-            let route = match for_peer {
-                true => Route::default(),
-                false => self.group.route(now, slot, false),
+            let ends_here = lookup.ends_here();
+            let is_silent = self.outages.is_known(lookup.question.bucket());
+            let route = match () {
+                () if ends_here => Route::default(),
+                () if is_silent => self.group.around(now, slot),
+                () => self.group.route(now, slot, false),
             };
             if let Some(lookup) = self.lookups.get(key) {
                 lookup.route = Some(route);
@@ -98,7 +115,7 @@ impl<P: Platform> Core<P> {
             let Some(lookup) = self.lookups.get(key) else {
                 return Turned::ToOrigin;
             };
-            let Some((step, until)) = lookup.step(now, stall) else {
+            let Some((step, until)) = lookup.step(now, io_timeout) else {
                 return Turned::ToOrigin;
             };
             let max_age = now.since(lookup.need());
@@ -209,18 +226,22 @@ impl<P: Platform> Core<P> {
             }
             _ => return self.ask_again(key, Lookup::pass_over),
         };
-        match told.result {
-            Err(error) if error.kind.is_transient() => self.owner_failed(now, key, error),
-            result => {
-                let at = told.at;
-                if let Some(lookup) = self.lookups.get(key)
-                    && lookup.askers.iter().all(|asker| asker.need > at)
-                {
-                    // Older than it was told to be.
-                    lookup.pass_over();
+        let question = lookup.question.clone();
+        let is_too_old = lookup.askers.iter().all(|asker| asker.need > told.at);
+        // It is not given again to others: they ask the owner.
+        self.findings.hear(question, &told);
+        match &told.result {
+            Err(error) => match error.kind {
+                // It does not reach the origin. Another one may.
+                OriginErrorKind::Unavailable | OriginErrorKind::Timeout => {
+                    self.ask_again(key, Lookup::offered);
                 }
-                self.settle(key, Told { result, at });
-            }
+                kind if kind.is_transient() => self.owner_failed(now, key, error.clone()),
+                OriginErrorKind::NotFound if is_too_old => self.ask_again(key, Lookup::offered),
+                _ => self.settle(key, told),
+            },
+            Ok(_) if is_too_old => self.ask_again(key, Lookup::offered),
+            Ok(_) => self.settle(key, told),
         }
     }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::{Callback, Told};
+use crate::client::{Accept, Callback, Told};
 use crate::errors::{OriginError, OriginErrorKind};
 use crate::identity::Bucket;
 use crate::limits::{CALL_BYTES_MAX, CONTINUATION_BYTES_MAX, KEY_BYTES_MAX};
@@ -34,6 +34,22 @@ impl Question {
         match self {
             Question::Head(_, key) => key,
             Question::List(request) => &request.prefix,
+        }
+    }
+
+    /// Where it is.
+    pub fn bucket(&self) -> &Arc<Bucket> {
+        match self {
+            Question::Head(bucket, _) => bucket,
+            Question::List(request) => &request.bucket,
+        }
+    }
+
+    /// A question for little, about the same name. Without a name there is only the listing.
+    pub fn probe(&self) -> Question {
+        match self.name() {
+            "" => self.source(),
+            name => Question::Head(self.bucket().clone(), name.into()),
         }
     }
 
@@ -162,6 +178,8 @@ pub(super) enum Who {
     List(Callback<Told<Arc<ListPage>>>),
     /// A peer, with room for so many bytes of answer.
     Peer(RequestHandle, u32),
+    /// Nobody: the origin is tried.
+    Nobody,
 }
 
 /// Someone who asked.
@@ -171,17 +189,36 @@ pub(super) struct Asker {
     pub asked: Time,
     /// The origin is to have been asked then, or later.
     pub need: Time,
+    /// While the origin does not answer, an older answer will do.
+    pub takes_old: bool,
+    /// It has an answer of its own for that time.
+    pub knows_last: bool,
     pub who: Who,
 }
 
 impl Asker {
-    pub fn new(now: Time, max_age: Duration, deadline: Time, who: Who) -> Self {
+    pub fn new(now: Time, accept: Accept, deadline: Time, who: Who) -> Self {
         Self {
             deadline,
             asked: now,
-            need: before(now, max_age),
+            need: before(now, accept.max_age),
+            takes_old: !accept.max_age.is_zero(),
+            knows_last: accept.knows_last,
             who,
         }
+    }
+
+    /// Nobody, who takes anything.
+    pub fn nobody(now: Time, deadline: Time) -> Self {
+        Self {
+            takes_old: false,
+            ..Self::new(now, Duration::ZERO.into(), deadline, Who::Nobody)
+        }
+    }
+
+    /// Whether it has somewhere else to go for an answer.
+    pub fn knows_better(&self) -> bool {
+        self.is_peer() || self.knows_last
     }
 
     pub fn is_peer(&self) -> bool {
@@ -216,6 +253,7 @@ impl Asker {
                 result: result.and_then(Finding::list),
                 at,
             }),
+            Who::Nobody => {}
         }
         None
     }

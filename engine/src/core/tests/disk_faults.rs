@@ -191,7 +191,7 @@ fn held_reads_wait_without_spinning_while_lookups_are_at_their_maximum() {
         let request = crate::client::HeadRequest {
             bucket: bench.object.bucket.clone(),
             key: format!("key/{n}").into(),
-            max_age: TIMEOUT,
+            accept: TIMEOUT.into(),
             deadline: bench.clock.now() + 2 * TIMEOUT,
             reply: Box::new(|_| {}),
         };

@@ -8,17 +8,17 @@ use crate::identity::Slot;
 use crate::limits::{CHUNK_BYTES, PEER_QUESTIONS_PER_CORE_MAX, SUB_BLOCK_BYTES};
 use crate::wire::call::{Call, CallAnswer};
 
-type Heads = Arc<Mutex<Vec<Told<ObjectMeta>>>>;
-type Pages = Arc<Mutex<Vec<Told<Arc<ListPage>>>>>;
+pub(super) type Heads = Arc<Mutex<Vec<Told<ObjectMeta>>>>;
+pub(super) type Pages = Arc<Mutex<Vec<Told<Arc<ListPage>>>>>;
 
-const SECOND: Duration = Duration::from_secs(1);
-const MS: Duration = Duration::from_millis(1);
+pub(super) const SECOND: Duration = Duration::from_secs(1);
+pub(super) const MS: Duration = Duration::from_millis(1);
 
-fn meta(key: &str) -> ObjectMeta {
+pub(super) fn meta(key: &str) -> ObjectMeta {
     version(key, 42)
 }
 
-fn version(key: &str, size_bytes: u64) -> ObjectMeta {
+pub(super) fn version(key: &str, size_bytes: u64) -> ObjectMeta {
     ObjectMeta {
         key: key.into(),
         size_bytes,
@@ -27,28 +27,28 @@ fn version(key: &str, size_bytes: u64) -> ObjectMeta {
     }
 }
 
-fn head_answer(result: Result<ObjectMeta, OriginErrorKind>, age_ms: u32) -> CallAnswer {
+pub(super) fn head_answer(result: Result<ObjectMeta, OriginErrorKind>, age_ms: u32) -> CallAnswer {
     let result = result.map_err(|kind| (kind, "scripted".into()));
     CallAnswer::Head { result, age_ms }
 }
 
 /// A question at a peer.
-struct Question {
-    to: PeerId,
+pub(super) struct Question {
+    pub to: PeerId,
     call: Call,
     tag: FetchTag,
     lease: Lease,
-    deadline: Time,
+    pub deadline: Time,
 }
 
 impl Bench {
-    fn head_within(&mut self, key: &str, max_age: Duration) -> Heads {
+    pub(super) fn head_within(&mut self, key: &str, max_age: Duration) -> Heads {
         let heads = Heads::default();
         let told = heads.clone();
         let request = HeadRequest {
             bucket: self.object.bucket.clone(),
             key: key.into(),
-            max_age,
+            accept: max_age.into(),
             deadline: self.clock.now() + TIMEOUT,
             reply: Box::new(move |result| told.lock().push(result)),
         };
@@ -57,11 +57,11 @@ impl Bench {
         heads
     }
 
-    fn head(&mut self, key: &str) -> Heads {
+    pub(super) fn head(&mut self, key: &str) -> Heads {
         self.head_within(key, SECOND)
     }
 
-    fn listing(&self, prefix: &str, continuation: Option<String>) -> ListRequest {
+    pub(super) fn listing(&self, prefix: &str, continuation: Option<String>) -> ListRequest {
         ListRequest {
             bucket: self.object.bucket.clone(),
             prefix: prefix.into(),
@@ -71,12 +71,12 @@ impl Bench {
         }
     }
 
-    fn list(&mut self, request: ListRequest) -> Pages {
+    pub(super) fn list(&mut self, request: ListRequest) -> Pages {
         let pages = Pages::default();
         let told = pages.clone();
         let request = ListPageRequest {
             request,
-            max_age: SECOND,
+            accept: SECOND.into(),
             deadline: self.clock.now() + TIMEOUT,
             reply: Box::new(move |result| told.lock().push(result)),
         };
@@ -85,12 +85,12 @@ impl Bench {
         pages
     }
 
-    fn origin_is_not_asked(&self) {
+    pub(super) fn origin_is_not_asked(&self) {
         let script = self.origin.0.borrow();
         assert!(script.ops.is_empty(), "{:?}", script.ops);
     }
 
-    fn answer_head(&mut self, result: Result<ObjectMeta, OriginError>) {
+    pub(super) fn answer_head(&mut self, result: Result<ObjectMeta, OriginError>) {
         let op = self.origin.0.borrow_mut().ops.pop_front();
         let Some(OriginOp::Head(head)) = op else {
             panic!("a HEAD is expected, not {op:?}")
@@ -102,7 +102,7 @@ impl Bench {
         self.turn();
     }
 
-    fn answer_list(&mut self, page: ListPage) {
+    pub(super) fn answer_list(&mut self, page: ListPage) {
         let op = self.origin.0.borrow_mut().ops.pop_front();
         let Some(OriginOp::List(list)) = op else {
             panic!("a LIST is expected, not {op:?}")
@@ -115,7 +115,7 @@ impl Bench {
     }
 
     /// The oldest question at a peer.
-    fn question(&self) -> Question {
+    pub(super) fn question(&self) -> Question {
         match self.transport.0.borrow_mut().ops.pop_front() {
             Some(TransportOp::Call {
                 tag,
@@ -136,7 +136,7 @@ impl Bench {
     }
 
     /// The owner answers.
-    fn say(&mut self, question: Question, answer: &CallAnswer) {
+    pub(super) fn say(&mut self, question: Question, answer: &CallAnswer) {
         let Question { tag, mut lease, .. } = question;
         let bytes = answer.encode(lease.len()).unwrap();
         lease.bytes_mut()[..bytes.len()].copy_from_slice(&bytes);
@@ -192,7 +192,7 @@ impl Bench {
         CallAnswer::decode(&bytes).unwrap()
     }
 
-    fn head_call(&self, key: &str, max_age_ms: u32) -> Call {
+    pub(super) fn head_call(&self, key: &str, max_age_ms: u32) -> Call {
         Call::Head {
             bucket: self.object.bucket.clone(),
             key: key.into(),
@@ -201,7 +201,7 @@ impl Bench {
     }
 
     /// A key whose name `who` owns.
-    fn key_of(&self, view: &Placement, who: PeerId) -> String {
+    pub(super) fn key_of(&self, view: &Placement, who: PeerId) -> String {
         let mut keys = (0..100).map(|n| format!("dir{n}/"));
         keys.find(|key| view.owner(Slot::of_name(key)).unwrap().id == who)
             .expect("he owns one of 100")
@@ -209,7 +209,7 @@ impl Bench {
 }
 
 /// The members to ask for a key of which this node is no rank, and the key.
-fn foreign_key(view: &Placement) -> (Vec<PeerId>, String) {
+pub(super) fn foreign_key(view: &Placement) -> (Vec<PeerId>, String) {
     let ranks = |key: &str| -> Vec<PeerId> {
         let ranked = view.ranked(Slot::of_name(key));
         ranked.map(|member| member.id).collect()
@@ -219,7 +219,7 @@ fn foreign_key(view: &Placement) -> (Vec<PeerId>, String) {
     (ranks(&key), key)
 }
 
-fn results(heads: &Heads) -> Vec<Result<ObjectMeta, OriginErrorKind>> {
+pub(super) fn results(heads: &Heads) -> Vec<Result<ObjectMeta, OriginErrorKind>> {
     let heads = heads.lock();
     let result = |told: &Told<ObjectMeta>| told.result.clone().map_err(|error| error.kind);
     heads.iter().map(result).collect()
@@ -463,25 +463,18 @@ fn an_owner_that_the_origin_slows_down_is_asked_again_and_the_origin_is_not() {
 }
 
 #[test]
-fn an_owner_that_does_not_reach_the_origin_has_its_turn_and_then_others() {
+fn an_owner_that_does_not_reach_the_origin_is_stood_in_for() {
     let view = everyone();
     let mut bench = Bench::grouped(view.clone());
     let (ranks, key) = foreign_key(&view);
     let heads = bench.head(&key);
-    let mut turns: Vec<PeerId> = Vec::new();
-    while bench.origin.0.borrow().ops.is_empty() {
+    for peer in ranks {
         assert_eq!(results(&heads), []);
-        if !bench.transport.0.borrow().ops.is_empty() {
-            let question = bench.question();
-            turns.push(question.to);
-            bench.say(question, &head_answer(Err(OriginErrorKind::Unavailable), 0));
-        }
-        bench.pass(50 * MS);
+        bench.origin_is_not_asked();
+        let question = bench.question();
+        assert_eq!(question.to, peer);
+        bench.say(question, &head_answer(Err(OriginErrorKind::Unavailable), 0));
     }
-    assert!(turns.len() > 3, "{turns:?}");
-    turns.dedup();
-    assert_eq!(turns, ranks);
-    assert!(bench.clock.now() < Time(0) + TIMEOUT);
     bench.answer_head(Ok(meta(&key)));
     assert_eq!(results(&heads), [Ok(meta(&key))]);
 }
@@ -655,6 +648,8 @@ fn peers_beyond_a_bound_are_told_to_come_again_and_this_node_goes_on() {
     bench.pass(TIMEOUT);
     let all = bench.transport.0.borrow_mut().ops.drain(..).count();
     assert_eq!(all, PEER_QUESTIONS_PER_CORE_MAX);
+    // The origin is known not to answer; what would be told at once otherwise waits again.
+    bench.core.outages = Default::default();
     ask(&mut bench, 4, "after".into());
     bench.nothing_told();
 }

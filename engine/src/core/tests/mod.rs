@@ -12,6 +12,7 @@ mod mem_device;
 mod memory;
 mod metadata_group;
 mod origin;
+mod stale;
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -201,6 +202,7 @@ impl Bench {
             keep_copies: false,
             attr_ttl: Duration::from_secs(1),
             negative_ttl: Duration::from_secs(1),
+            stale_max: Duration::MAX,
             origin_limit: None,
             peer_limit: None,
         };
