@@ -13,7 +13,7 @@
 //! | [`background`] | how `mount` goes to the background |
 //! | [`mounts`] | the kernel's mount table, unmounting, who uses a mount |
 //! | [`source`], [`units`] | URLs, sizes, durations and modes as people write them |
-//! | [`output`], [`logging`] | what is printed and logged |
+//! | [`output`], [`progress`], [`logging`] | what is printed, shown and logged |
 
 #![forbid(unsafe_code)]
 
@@ -32,6 +32,7 @@ pub mod host;
 pub mod logging;
 pub mod mounts;
 pub mod output;
+pub mod progress;
 pub mod source;
 pub mod units;
 pub mod warm;

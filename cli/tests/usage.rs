@@ -20,6 +20,8 @@ fn a_wrong_command_line_ends_with_2() {
         &["cat", "s3://bucket"],
         &["frobnicate"],
         &["stats", "--interval", "0"],
+        &["drain", ""],
+        &["stop", ""],
     ] {
         let output = forebay(args);
         assert_eq!(output.status.code(), Some(2), "{args:?}");

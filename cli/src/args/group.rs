@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
+use clap::builder::NonEmptyStringValueParser;
 use forebay_membership::local::Network;
 use forebay_membership::seeds::Seed;
 
@@ -101,7 +102,7 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, Args)]
 pub struct StopArgs {
     /// GROUP or GROUP/NODE; may be left out when there is just one.
-    #[arg(value_name = "GROUP[/NODE]")]
+    #[arg(value_name = "GROUP[/NODE]", value_parser = NonEmptyStringValueParser::new())]
     pub name: Option<String>,
 }
 
@@ -110,7 +111,7 @@ pub struct StopArgs {
 pub struct DrainArgs {
     /// The member: a mount point, GROUP or GROUP/NODE of one that `serve` runs, or a control socket; may be left out
     /// when there is just one.
-    #[arg(value_name = "MOUNT|GROUP[/NODE]|SOCKET")]
+    #[arg(value_name = "MOUNT|GROUP[/NODE]|SOCKET", value_parser = NonEmptyStringValueParser::new())]
     pub name: Option<String>,
     /// Begin and return; the member goes on.
     #[arg(long)]

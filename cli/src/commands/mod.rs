@@ -67,25 +67,32 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
 
 /// A member without a mount, by `GROUP` or `GROUP/NODE`.
 fn choose_member(dir: &Path, name: &str) -> Result<(ControlClient, StatusReport)> {
-    // The whole name leads to its socket: others, one of which may hang, are not asked.
-    let socket = socket_path(dir, Path::new(&format!("{SERVE_PREFIX}{name}")));
-    if is_alive(&socket) {
-        let client = ControlClient::new(socket);
-        let status = client.status()?;
-        return Ok((client, status));
-    }
-    let mut daemons = living(dir);
-    daemons.retain(|(_, status)| {
-        status
-            .serve
-            .as_deref()
-            .is_some_and(|serve| stop::is_named(serve, name))
-    });
+    let mut daemons = members(dir, Some(name))?;
     match daemons.len() {
         1 => Ok(daemons.remove(0)),
         0 => bail!("no member {name} runs here: `forebay status` lists what does"),
         _ => bail!("there are {}", listing("members", &daemons)),
     }
+}
+
+/// The members without a mount that run here and are meant by `GROUP`, `GROUP/NODE` or nothing. The whole name leads to
+/// the member's socket: others, one of which may hang, are not asked then.
+///
+/// # Errors
+/// When the one that is named does not answer.
+fn members(dir: &Path, name: Option<&str>) -> Result<Vec<(ControlClient, StatusReport)>> {
+    let whole = name.map(|name| socket_path(dir, Path::new(&format!("{SERVE_PREFIX}{name}"))));
+    if let Some(socket) = whole.filter(|socket| is_alive(socket)) {
+        let client = ControlClient::new(socket);
+        let status = client.status()?;
+        return Ok(vec![(client, status)]);
+    }
+    let mut daemons = living(dir);
+    daemons.retain(|(_, status)| {
+        let serve = status.serve.as_deref();
+        serve.is_some_and(|serve| name.is_none_or(|name| stop::is_named(serve, name)))
+    });
+    Ok(daemons)
 }
 
 /// What a member is named by: its mount point, `[serve:]GROUP[/NODE]`, or its control socket; without a name the only

@@ -13,7 +13,7 @@ use forebay_engine::client::Client;
 use forebay_fuse::{FuseReply, MountHandle};
 
 use super::daemon::{End, beside, control_runtime, watch_signals};
-use super::drain::lost;
+use super::drain::lines::{Goes, lost, unfinished};
 use super::reports::{DaemonReports, namespace_counts};
 use super::umount::{clean_up, how_to_end};
 use crate::args::MountArgs;
@@ -25,7 +25,7 @@ use crate::control::client::peer_pid;
 use crate::control::report::StatusReport;
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
-use crate::group::draining::DrainReport;
+use crate::group::draining::{DrainReport, DrainState};
 use crate::group::{Group, GroupPlan};
 use crate::host::EngineConfig;
 use crate::host::engine::CoreDeath;
@@ -145,11 +145,21 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     tracing::info!("{} is mounted at {}", args.source, place.display());
 
     let end = ends.recv().context("nothing watches the mount any more")?;
-    let outcome = finish(end, &handle, &client);
+    let outcome = finish(end, &handle, &client, assembly.group.as_deref());
     let stopped = assembly.stop(STOP_TIMEOUT);
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome.and(stopped)
+}
+
+/// The mount ends in the midst of a drain: what is left is said.
+fn warn_of_drain(group: Option<&Group>) {
+    let report = group.map(Group::drain_report).unwrap_or_default();
+    if report.state == DrainState::Running
+        && let Some(text) = unfinished(&report, Goes::Left)
+    {
+        tracing::warn!("{text}");
+    }
 }
 
 /// The mount goes on without a share.
@@ -159,7 +169,7 @@ fn drained(report: DrainReport) {
             given_bytes = report.given_bytes,
             "everything was handed over: from now on this mount only takes"
         ),
-        _ => tracing::warn!("{}", lost(&report, false)),
+        _ => tracing::warn!("{}", lost(&report, Goes::Stays)),
     }
 }
 
@@ -198,7 +208,13 @@ fn open_cache(
 }
 
 /// Ends the mount in bounded time, whatever its users do.
-fn finish(end: End, handle: &MountHandle<FuseReply>, client: &Client<FuseReply>) -> Result<()> {
+fn finish(
+    end: End,
+    handle: &MountHandle<FuseReply>,
+    client: &Client<FuseReply>,
+    group: Option<&Group>,
+) -> Result<()> {
+    warn_of_drain(group);
     let name = match end {
         End::Session(result) => {
             tracing::info!("unmounted");

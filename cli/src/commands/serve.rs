@@ -9,7 +9,7 @@ use forebay_engine::client::Reply;
 use forebay_engine::errors::ReadError;
 
 use super::daemon::{End, beside, control_runtime, watch_signals};
-use super::drain::lost;
+use super::drain::lines::{Goes, unfinished};
 use super::reports::DaemonReports;
 use crate::args::ServeArgs;
 use crate::assembly::Assembly;
@@ -17,19 +17,16 @@ use crate::background::{Caller, detach, log_path, open_log, settle_allocator, st
 use crate::cache::Cache;
 use crate::cache::place::Owner;
 use crate::cache::running::purpose_of_member;
+use crate::control::outcome::{self, Outcome};
 use crate::control::report::{NamespaceCounts, StatusReport};
 use crate::control::server::ControlSocket;
 use crate::control::sockets::{checked_runtime_dir, is_alive, serve_name, socket_path};
-use crate::group::draining::DrainState;
+use crate::group::draining::{DrainReport, DrainState};
 use crate::group::routes::routes;
 use crate::group::{Group, GroupPlan};
 use crate::host::engine::CoreDeath;
 use crate::host::run::STOP_TIMEOUT;
 use crate::mounts::file_name_of;
-use crate::units::Bytes;
-
-/// Time for the command that waits for a drain to hear of its end.
-const TELLING: Duration = Duration::from_millis(500);
 
 /// Nobody reads at a member without a mount: its cores answer peers alone.
 #[derive(Debug)]
@@ -85,6 +82,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
         );
     }
     let control = ControlSocket::bind(&socket)?;
+    outcome::remove(&socket).context("cannot remove what an earlier drain left")?;
     let mut config = serving.engine_config()?;
     config.core_death = core_death(name.to_owned(), control.path());
     let runtime = control_runtime()?;
@@ -114,43 +112,53 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
     let end = ends
         .recv()
         .context("nothing watches for signals any more")?;
-    let left = leaving(name, end, assembly.group.as_deref());
+    // As it is now: the end of a drain and a signal may both be under way.
+    let drain = assembly.group.as_deref().map(Group::drain_report);
+    let left = leaving(name, &end, drain.unwrap_or_default(), &socket);
     let stopped = assembly.stop(STOP_TIMEOUT);
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     stopped.and(left)
 }
 
-/// Says why the member ends. An error when what it was to hand over is not all handed over.
-fn leaving(name: &str, end: End, group: Option<&Group>) -> Result<()> {
+/// Says why the member ends, and leaves how its drain ended for who asks later. An error when what it was to hand over
+/// is not all handed over.
+fn leaving(name: &str, end: &End, report: DrainReport, socket: &Path) -> Result<()> {
     match end {
-        End::Signal(signal) => {
-            tracing::info!("{signal}: leaving the group");
-            let report = group.map(Group::drain_report).unwrap_or_default();
-            if report.state == DrainState::Running {
-                bail!(
-                    "{name} was ended before it had handed over what it holds: {} in {} blocks are left in its cache \
-                     directory, if it has one; start it again to go on",
-                    Bytes(report.left_bytes),
-                    report.left_blocks
-                );
-            }
-        }
-        End::Drained(report) => {
-            tracing::info!(
-                given_bytes = report.given_bytes,
-                refused_bytes = report.refused_bytes,
-                "everything was offered to other members: leaving the group"
-            );
-            // Whoever asked for it is to hear how it ended.
-            std::thread::sleep(TELLING);
-            if report.refused_blocks > 0 {
-                bail!(lost(&report, true));
-            }
-        }
+        End::Signal(signal) => tracing::info!("{signal}: leaving the group"),
+        End::Drained(report) => tracing::info!(
+            given_bytes = report.given_bytes,
+            refused_bytes = report.refused_bytes,
+            "everything was offered to other members: leaving the group"
+        ),
         End::Session(_) => {}
     }
-    Ok(())
+    let report = ended(name, report);
+    if report.state != DrainState::None {
+        let outcome = Outcome {
+            pid: std::process::id(),
+            report: report.clone(),
+        };
+        if let Err(error) = outcome::write(socket, &outcome) {
+            tracing::warn!("`forebay drain --status` will not tell how it ended: {error}");
+        }
+    }
+    match unfinished(&report, Goes::Left) {
+        Some(text) => bail!("{name}: {text}"),
+        None => Ok(()),
+    }
+}
+
+/// The last report of a member that ends now.
+fn ended(name: &str, report: DrainReport) -> DrainReport {
+    DrainReport {
+        name: name.to_owned(),
+        state: match report.state {
+            DrainState::Running => DrainState::Ended,
+            state => state,
+        },
+        ..report
+    }
 }
 
 /// Opens the cache on disk; a disk that hangs does not keep the member from being given up.
@@ -183,4 +191,38 @@ fn core_death(name: String, socket: &Path) -> CoreDeath {
         let _ = std::fs::remove_file(&socket);
         std::process::exit(1);
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whatever_ends_it_what_it_could_not_hand_over_fails_and_is_noted() {
+        let dir = tempfile::tempdir().unwrap();
+        let socket = socket_path(dir.path(), Path::new("serve:g/a"));
+        let mut report = DrainReport::default();
+        let signal = End::Signal("SIGTERM");
+        assert!(leaving("serve:g/a", &signal, report.clone(), &socket).is_ok());
+        assert_eq!(outcome::read(&socket), None);
+        report.state = DrainState::Running;
+        let error = leaving("serve:g/a", &signal, report.clone(), &socket).unwrap_err();
+        assert!(error.to_string().contains("ended before"), "{error}");
+        let noted = outcome::read(&socket).unwrap();
+        assert_eq!(noted.report.state, DrainState::Ended);
+        assert_eq!(noted.report.name, "serve:g/a");
+        // The signal was faster than the drain's own end.
+        report.state = DrainState::Done;
+        assert!(leaving("serve:g/a", &signal, report.clone(), &socket).is_ok());
+        report.refused_blocks = 1;
+        for end in [signal, End::Drained(report.clone())] {
+            let error = leaving("serve:g/a", &end, report.clone(), &socket).unwrap_err();
+            assert!(error.to_string().contains("no room"), "{error}");
+        }
+        let noted = outcome::read(&socket).unwrap();
+        assert_eq!(
+            (noted.pid, noted.report.refused_blocks),
+            (std::process::id(), 1)
+        );
+    }
 }

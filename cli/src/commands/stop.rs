@@ -3,9 +3,9 @@
 use anyhow::{Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::members;
 use super::umount::Daemon;
 use crate::args::StopArgs;
-use crate::control::client::living;
 use crate::control::sockets::{SERVE_PREFIX, checked_runtime_dir};
 
 /// Runs the command.
@@ -13,15 +13,8 @@ use crate::control::sockets::{SERVE_PREFIX, checked_runtime_dir};
 /// # Errors
 /// When there is no such member, more than one, or it does not end.
 pub fn run(args: &StopArgs) -> Result<()> {
-    let wanted = args
-        .name
-        .as_deref()
-        .map(|name| name.strip_prefix(SERVE_PREFIX).unwrap_or(name));
-    let mut found = living(&checked_runtime_dir()?);
-    found.retain(|(_, status)| {
-        let name = status.serve.as_deref();
-        name.is_some_and(|name| wanted.is_none_or(|wanted| is_named(name, wanted)))
-    });
+    let wanted = args.name.as_deref().map(bare);
+    let found = members(&checked_runtime_dir()?, wanted)?;
     let names: Vec<String> = found.iter().map(|(_, status)| status.name()).collect();
     let [(client, status)] = found.as_slice() else {
         match (names.len(), wanted) {
@@ -48,13 +41,17 @@ pub fn run(args: &StopArgs) -> Result<()> {
     daemon.wait_for_end(&status.name())
 }
 
-/// Whether `serve:GROUP/NODE` is meant by `GROUP` or `GROUP/NODE`.
+/// Whether `serve:GROUP/NODE` is meant by `[serve:]GROUP` or `[serve:]GROUP/NODE`.
 pub(super) fn is_named(name: &str, wanted: &str) -> bool {
-    let name = name.strip_prefix(SERVE_PREFIX).unwrap_or(name);
+    let [name, wanted] = [name, wanted].map(bare);
     name == wanted
         || name
             .split_once('/')
             .is_some_and(|(group, _)| group == wanted)
+}
+
+fn bare(name: &str) -> &str {
+    name.strip_prefix(SERVE_PREFIX).unwrap_or(name)
 }
 
 #[cfg(test)]
@@ -70,6 +67,8 @@ mod tests {
             ("g/", false),
             ("", false),
             ("g/n2", false),
+            ("serve:g/n", true),
+            ("serve:g", true),
         ] {
             assert_eq!(is_named("serve:g/n", wanted), is, "{wanted}");
         }

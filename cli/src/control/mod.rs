@@ -6,9 +6,11 @@
 //! | [`sockets`] | where sockets lie, and which of them are alive |
 //! | [`server`] | answers on the mount's side |
 //! | [`client`] | asks, on the command's side |
+//! | [`outcome`] | how a drain ended, for who asks when the daemon is gone |
 
 pub mod client;
 pub mod disk_report;
+pub mod outcome;
 pub mod report;
 pub mod server;
 pub mod sockets;

@@ -31,6 +31,8 @@ pub enum DrainState {
     Done,
     /// The member has its weight again.
     Stopped,
+    /// The member was ended before all was handed over.
+    Ended,
 }
 
 /// How far a member is with handing over what it holds; the answer of `/drain`.
@@ -42,7 +44,8 @@ pub struct DrainReport {
     pub state: DrainState,
     /// How long it has taken.
     pub seconds: f64,
-    /// All that is held was counted: the following are whole.
+    /// Every core has looked through all that it holds once: the following are of all of them. Before that they are of
+    /// some.
     pub counted: bool,
     /// Bytes that were to be handed over, as counted first.
     pub bytes: u64,
@@ -64,29 +67,55 @@ pub struct DrainReport {
     pub without_heir: bool,
 }
 
-impl DrainReport {
-    /// Whether it is over, and something is lost when the member ends.
-    pub fn is_incomplete(&self) -> bool {
-        self.state != DrainState::Done || self.refused_blocks > 0
-    }
-}
-
 /// A drain of this member.
 #[derive(Debug, Default)]
-pub(super) struct Draining(Mutex<Inner>);
+pub(super) struct Draining {
+    inner: Mutex<Inner>,
+    /// One begins or stops at a time: both take a while to tell the weight.
+    turns: tokio::sync::Mutex<()>,
+}
 
 #[derive(Debug, Default)]
 struct Inner {
     began: Option<Instant>,
     ended: Option<Instant>,
     state: DrainState,
+    counted: bool,
     bytes: u64,
     counts: HandoverStats,
 }
 
 impl Draining {
+    /// Begins once `announced`, which does nothing when it has begun already. Whether it begins now.
+    async fn begin_when(&self, announced: impl Future<Output = Result<()>>) -> Result<bool> {
+        let _turn = self.turns.lock().await;
+        match self.state() {
+            DrainState::Running => return Ok(false),
+            DrainState::Done => bail!("it has handed over what it had already"),
+            DrainState::None | DrainState::Stopped | DrainState::Ended => {}
+        }
+        announced.await?;
+        self.begin();
+        Ok(true)
+    }
+
+    /// Stops once `announced`.
+    async fn stop_when(&self, announced: impl Future<Output = Result<()>>) -> Result<()> {
+        let _turn = self.turns.lock().await;
+        match self.state() {
+            DrainState::Running => {}
+            DrainState::Done => bail!("it is over"),
+            DrainState::None | DrainState::Stopped | DrainState::Ended => {
+                bail!("no drain is under way")
+            }
+        }
+        announced.await?;
+        self.end(DrainState::Stopped);
+        Ok(())
+    }
+
     fn begin(&self) {
-        *self.0.lock() = Inner {
+        *self.inner.lock() = Inner {
             began: Some(Instant::now()),
             state: DrainState::Running,
             ..Inner::default()
@@ -94,19 +123,20 @@ impl Draining {
     }
 
     fn end(&self, state: DrainState) {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         (inner.state, inner.ended) = (state, Some(Instant::now()));
     }
 
     fn state(&self) -> DrainState {
-        self.0.lock().state
+        self.inner.lock().state
     }
 
     /// Takes what `cores` cores say together. Whether all of them are done.
     fn note(&self, counts: HandoverStats, cores: u64) -> bool {
-        let mut inner = self.0.lock();
+        let mut inner = self.inner.lock();
         let all_count = counts.cores_counted == cores;
         if all_count {
+            inner.counted = true;
             let known = counts.left_bytes + counts.given_bytes + counts.refused_bytes;
             inner.bytes = inner.bytes.max(known);
         }
@@ -115,7 +145,7 @@ impl Draining {
     }
 
     fn report(&self) -> DrainReport {
-        let inner = self.0.lock();
+        let inner = self.inner.lock();
         let counts = &inner.counts;
         let ended = inner.ended.unwrap_or_else(Instant::now);
         DrainReport {
@@ -124,7 +154,7 @@ impl Draining {
             seconds: inner
                 .began
                 .map_or(0.0, |began| ended.duration_since(began).as_secs_f64()),
-            counted: inner.bytes > 0 || counts.cores_counted > 0,
+            counted: inner.counted,
             bytes: inner.bytes,
             left_bytes: counts.left_bytes,
             left_blocks: counts.left_blocks,
@@ -158,21 +188,19 @@ impl Group {
                 "this node only takes from its group (--no-sharing): it has no share to hand over"
             );
         }
-        match self.draining.state() {
-            DrainState::Running => return Ok(()),
-            DrainState::Done => bail!("it has handed over what it had already"),
-            DrainState::None | DrainState::Stopped => {}
+        let announced = async {
+            if !self.has_heir() {
+                bail!(
+                    "no other member of group {} has a weight: nobody can take over what this one holds (`forebay stop` \
+                     or `umount` ends it all the same; its cache directory stays for its next start)",
+                    self.plan().group
+                );
+            }
+            self.set_weight(0).await
+        };
+        if self.draining.begin_when(announced).await? {
+            self.drain_begins.notify_one();
         }
-        if !self.has_heir() {
-            bail!(
-                "no other member of group {} has a weight: nobody can take over what this one holds (`forebay stop` or \
-                 `umount` ends it all the same; its cache directory stays for its next start)",
-                self.plan().group
-            );
-        }
-        self.set_weight(0).await?;
-        self.draining.begin();
-        self.drain_begins.notify_one();
         Ok(())
     }
 
@@ -181,19 +209,18 @@ impl Group {
     /// # Errors
     /// When there is no drain, it is over, or there is no weight to go back to.
     pub async fn stop_drain(&self) -> Result<()> {
-        match self.draining.state() {
-            DrainState::Running => {}
-            DrainState::Done => bail!("it is over"),
-            DrainState::None | DrainState::Stopped => bail!("no drain is under way"),
-        }
-        let weight = self.configured_weight();
-        if weight == 0 {
-            bail!(
-                "this member was started with --group-weight 0: start it again with another weight to keep it"
-            );
-        }
-        self.set_weight(weight).await?;
-        self.draining.end(DrainState::Stopped);
+        let announced = async {
+            let weight = self.configured_weight();
+            if weight == 0 {
+                bail!(
+                    "this member was started with --group-weight 0: start it again with another weight to keep it"
+                );
+            }
+            self.set_weight(weight).await
+        };
+        self.draining.stop_when(announced).await?;
+        // Nothing is left to hand over: the others are to hear that at once, too.
+        self.usage_due.notify_one();
         Ok(())
     }
 
@@ -263,7 +290,12 @@ mod tests {
             ..HandoverStats::default()
         };
         assert!(!draining.note(counts, 2));
-        assert_eq!(draining.report().bytes, 0, "one core still counts");
+        let report = draining.report();
+        assert_eq!(
+            (report.counted, report.bytes),
+            (false, 0),
+            "one core still counts"
+        );
         let counts = HandoverStats {
             cores_counted: 2,
             left_bytes: 70,
@@ -272,6 +304,7 @@ mod tests {
             ..counts
         };
         assert!(!draining.note(counts, 2));
+        assert!(draining.report().counted);
         let counts = HandoverStats {
             left_bytes: 0,
             given_bytes: 60,
@@ -284,6 +317,32 @@ mod tests {
         draining.end(DrainState::Done);
         let report = draining.report();
         assert_eq!((report.bytes, report.left_bytes), (100, 0));
-        assert!(report.is_incomplete(), "something was refused");
+    }
+
+    #[tokio::test]
+    async fn who_asks_while_it_begins_begins_nothing_again() {
+        let draining = Draining::default();
+        let announced = std::sync::atomic::AtomicU32::new(0);
+        let announce = async || {
+            announced.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            for _ in 0..10 {
+                tokio::task::yield_now().await;
+            }
+            Ok(())
+        };
+        let (first, second) = tokio::join!(
+            draining.begin_when(announce()),
+            draining.begin_when(announce())
+        );
+        assert_eq!((first.unwrap(), second.unwrap()), (true, false));
+        assert_eq!(announced.load(std::sync::atomic::Ordering::Relaxed), 1);
+        // Nor does one that stops it end what another has begun meanwhile.
+        let (stopped, begun) = tokio::join!(
+            draining.stop_when(announce()),
+            draining.begin_when(announce())
+        );
+        stopped.unwrap();
+        assert!(begun.unwrap());
+        assert_eq!(draining.report().state, DrainState::Running);
     }
 }

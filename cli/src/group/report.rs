@@ -163,7 +163,9 @@ impl GroupReport {
                 member.silent_seconds = Some(heard.silence.as_secs_f64());
                 member.cached_bytes = heard.usage.map(|usage| usage.cached_bytes);
                 member.capacity_bytes = heard.usage.map(|usage| usage.capacity_bytes);
-                member.left_bytes = heard.usage.and_then(|usage| usage.left_bytes);
+                // Weight and usage travel apart: who has its weight again hands over nothing.
+                let left_bytes = heard.usage.and_then(|usage| usage.left_bytes);
+                member.left_bytes = left_bytes.filter(|_| member.weight == 0);
             }
         }
         self.add_seeds(&status.seeds);

@@ -40,6 +40,13 @@ fn told(group: &Group, outcome: Result<()>) -> Result<Json<DrainReport>, Refusal
     }
 }
 
+/// Whoever asked may go away meanwhile: a weight that was told without its drain would stay.
+async fn to_its_end(work: impl Future<Output = Result<()>> + Send + 'static) -> Result<()> {
+    tokio::spawn(work)
+        .await
+        .unwrap_or_else(|error| Err(error.into()))
+}
+
 async fn report(State(group): State<Place>) -> Result<Json<DrainReport>, Refusal> {
     let group = member(group)?;
     told(&group, Ok(()))
@@ -47,12 +54,18 @@ async fn report(State(group): State<Place>) -> Result<Json<DrainReport>, Refusal
 
 async fn start(State(group): State<Place>) -> Result<Json<DrainReport>, Refusal> {
     let group = member(group)?;
-    let outcome = group.start_drain().await;
-    told(&group, outcome)
+    let own = group.clone();
+    told(
+        &group,
+        to_its_end(async move { own.start_drain().await }).await,
+    )
 }
 
 async fn stop(State(group): State<Place>) -> Result<Json<DrainReport>, Refusal> {
     let group = member(group)?;
-    let outcome = group.stop_drain().await;
-    told(&group, outcome)
+    let own = group.clone();
+    told(
+        &group,
+        to_its_end(async move { own.stop_drain().await }).await,
+    )
 }

@@ -6,8 +6,9 @@ use anyhow::{Context, Result};
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::asking::Daemon;
-use super::progress::Progress;
+use super::progress::line;
 use super::report::{JobReport, JobRequest};
+use crate::progress::Progress;
 
 /// The first looks come sooner: small jobs are done at once.
 const LOOK_FIRST: Duration = Duration::from_millis(10);
@@ -26,7 +27,9 @@ pub async fn follow(daemon: &Daemon, request: &JobRequest) -> Result<JobReport> 
     let outcome = loop {
         match daemon.job(&id).await {
             Ok(report) if report.state.is_over() => break Ok(report),
-            Ok(report) => progress.show(&report),
+            Ok(report) => {
+                progress.show(report.bytes_done, report.bytes, |rate| line(&report, rate));
+            }
             Err(error) => break Err(error),
         }
         tokio::select! {

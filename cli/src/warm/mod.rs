@@ -11,7 +11,7 @@
 //! | [`jobs`] | the jobs of a daemon: started, asked for, stopped, forgotten |
 //! | [`routes`] | the daemon's side of the control socket |
 //! | [`asking`], [`places`] | the commands' side: requests, and which mount holds a path |
-//! | [`following`], [`progress`] | a job that someone waits for: a bar, or a line every few seconds |
+//! | [`following`], [`progress`] | a job that someone waits for, and how far it is |
 
 pub mod asking;
 pub mod attributes;

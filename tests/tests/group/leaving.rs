@@ -1,9 +1,10 @@
 //! Members that leave with everything: by `forebay drain`, and by the weight 0 from their start.
 
+use rustix::process::Signal;
 use serde_json::Value;
 
 use super::cluster::{Cluster, GROUP, put_objects, read_objects};
-use super::support::{eventually, have_fuse, is_running};
+use super::support::{eventually, have_fuse, is_running, json, send};
 
 const MIB: usize = 1 << 20;
 
@@ -162,13 +163,83 @@ fn a_drain_goes_on_by_itself_is_shown_and_can_be_stopped() {
     eventually("it has its weight again", || {
         let group = &cluster.json("serve:g/a")["group"];
         let members = group["members"].as_array().unwrap();
-        members
-            .iter()
-            .any(|member| member["node"] == "b" && member["weight"] == 2)
+        members.iter().any(|member| {
+            let is_back = member["node"] == "b" && member["weight"] == 2;
+            assert!(!is_back || member["left_bytes"].is_null(), "{member}");
+            is_back
+        })
     });
+    let text = cluster.place.run(&["status", "serve:g/b"]).ok().text();
+    assert!(
+        text.contains("stopped") && !text.contains(" left"),
+        "{text}"
+    );
     restart(&cluster, &["--group-weight", "2"]);
     assert_eq!(read_again(&cluster), 0);
     cluster.place.run(&["umount", "m"]).ok();
+}
+
+#[test]
+fn how_a_drain_ended_is_told_when_its_member_has_gone() {
+    if !have_fuse() {
+        return;
+    }
+    let cluster = warm_cluster(2);
+    let pid = cluster.status("b").unwrap().pid;
+    cluster.place.run(&["drain", "g/b", "--background"]).ok();
+    eventually("it has ended", || !is_running(pid));
+    let ended = report(&cluster, &["--status", "g/b"]);
+    assert_eq!(
+        (&ended["state"], &ended["name"]),
+        (&"done".into(), &"serve:g/b".into())
+    );
+    assert!(ended["given_bytes"].as_u64() > Some(0), "{ended}");
+    let status = cluster.place.run(&["drain", "--status", "serve:g/b"]).ok();
+    assert!(
+        status.text().contains("it has left the group"),
+        "{}",
+        status.text()
+    );
+    // Its next life knows nothing of that.
+    cluster.serve("b", &[]);
+    assert_eq!(report(&cluster, &["--status", "g/b"])["state"], "none");
+    cluster.place.run(&["stop", "g/b"]).ok();
+    cluster
+        .place
+        .run(&["drain", "--status", "g/b"])
+        .failed(&["no member g/b runs here"]);
+    cluster.place.run(&["umount", "m"]).ok();
+}
+
+/// A process that does nothing until this is dropped.
+struct Stopped(u32);
+
+impl Stopped {
+    fn new(pid: u32) -> Self {
+        send(pid, Signal::STOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        send(self.0, Signal::CONT);
+    }
+}
+
+#[test]
+fn a_member_that_hangs_is_not_asked_when_another_one_is_named() {
+    let cluster = Cluster::new(2);
+    cluster.serve_all();
+    let _stopped = Stopped::new(cluster.status("a").unwrap().pid);
+    for args in [
+        &["drain", "--status", "g/b"][..],
+        &["status", "serve:g/b"],
+        &["stop", "g/b"],
+    ] {
+        let ended = cluster.place.run(args).ok();
+        assert_eq!(ended.stderr, "", "{args:?}");
+    }
 }
 
 #[test]
@@ -210,6 +281,23 @@ fn a_mount_that_drains_goes_on_and_only_takes() {
     assert!(text.contains("takes only"), "{text}");
     let status = cluster.json("m");
     assert_eq!(status["group"]["drain"]["state"], "done");
+    // It is shown once, as mount and as member, by itself and by others.
+    let listed = json(&cluster.place.run(&["status", "--json"]).ok().text());
+    let mounts = listed.as_array().unwrap().iter();
+    let ours = mounts.filter(|entry| entry["mount_point"] == path.to_str().unwrap());
+    assert_eq!(ours.count(), 1, "{listed}");
+    for by in ["m", "serve:g/a"] {
+        let status = cluster.json(by);
+        let members = status["group"]["members"].as_array().unwrap().iter();
+        let nodes: Vec<&str> = members
+            .filter_map(|member| member["node"].as_str())
+            .collect();
+        assert_eq!(
+            nodes.iter().filter(|node| **node == "b").count(),
+            1,
+            "{nodes:?}"
+        );
+    }
     read_objects(&path, "o", &LENGTHS);
     cluster.place.run(&["umount", "m"]).ok();
     // All of it is at the other one.

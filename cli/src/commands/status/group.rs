@@ -40,10 +40,14 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
             DrainState::Running => "running",
             DrainState::Done => "done",
             DrainState::Stopped => "stopped",
+            DrainState::Ended => "ended",
+        };
+        let left = match drain.state {
+            DrainState::Running => format!(", {} left", Bytes(drain.left_bytes)),
+            _ => String::new(),
         };
         let text = format!(
-            "{state}, {} left, {} handed over, {} without room",
-            Bytes(drain.left_bytes),
+            "{state}{left}, {} handed over, {} without room",
             Bytes(drain.given_bytes),
             Bytes(drain.refused_bytes)
         );
