@@ -3,9 +3,11 @@
 
 use std::time::Duration;
 
+use forebay_engine::stats::Reason;
 use forebay_tests::sim::actor::Habit;
 use forebay_tests::sim::network::NetFaults;
 use forebay_tests::sim::scenario::{Change, Disks, End, Role, Scenario, Weather};
+use forebay_tests::sim::store::OriginFaults;
 use forebay_tests::sim::world::{self, Passed};
 
 const SEEDS: u64 = 4;
@@ -318,6 +320,31 @@ fn what_is_cached_is_served_while_the_origin_is_down() {
     });
     some(&passed, |run| run.stats.read_errors);
     some(&passed, |run| run.stats.memory_hits + run.stats.group_hits);
+}
+
+/// One member alone hears nothing from the origin: what it owns is had through those that do, for its own readers too.
+#[test]
+fn a_member_that_alone_is_cut_off_from_the_origin_is_stood_in_for() {
+    let run = |cut: bool| {
+        runs(|seed| {
+            let mut scenario = with(storm(seed, ms(20_000)), &[(30, Change::ReadAll(1))]);
+            if cut {
+                scenario = with(scenario, &[(0, Change::CutFromOrigin(1))]);
+            }
+            scenario.io_timeout = ms(12_000);
+            scenario.origin.faults = OriginFaults::default();
+            scenario
+        })
+    };
+    let (passed, whole) = (run(true), run(false));
+    some(&passed, |run| run.stats.outages);
+    some(&passed, |run| run.stats.ledger.bytes(Reason::RingMoved));
+    // Some reads are malformed: they fail in either.
+    let failed = |run: &Passed| (run.stats.read_errors, run.stats.read_timeouts);
+    for (passed, whole) in passed.iter().zip(&whole) {
+        assert_eq!(failed(passed), failed(whole), "seed {}", passed.seed);
+        assert_eq!((whole.stats.outages, failed(passed).1), (0, 0));
+    }
 }
 
 /// Another version, another secret: the view names it, and no connection to or from it is let in.

@@ -8,8 +8,10 @@
 //!
 //! Fills are the single flight: a sub-block is promised (`Block::in_flight`) by one fill at most,
 //! whoever needs it meanwhile waits at the block. A fill outlives the read that began it, and
-//! lives until the last deadline of those that joined.
+//! lives until the last deadline of those that joined. While the origin does not answer, other members are asked
+//! first for what someone waits for ([`around`]).
 
+mod around;
 mod parts;
 
 use std::collections::VecDeque;
@@ -79,6 +81,8 @@ pub(super) struct Fill {
     class: Class,
     deadline: Time,
     for_peer: bool,
+    /// Others that may reach the origin were asked, or there are none.
+    is_last_resort: bool,
     /// Failed attempts since bytes last arrived.
     attempt: u32,
     state: State,
@@ -420,6 +424,10 @@ impl<P: Platform> Core<P> {
             tracing::debug!(object = ?fill.object.key, attempt = fill.attempt, %error, "origin GET failed; trying again");
             fill.state = State::BackingOff { until };
             self.timers.set(until, Due::Fill(key));
+            let is_silent = self.outages.is_known(&fill.object.bucket);
+            if is_silent && !fill.is_last_resort {
+                self.ask_around(now, key);
+            }
             return;
         }
         if fill.class == Class::Demand

@@ -22,6 +22,8 @@ pub(super) enum Reach {
         /// For a peer who was passed over, or passed on: as if this node owned the range.
         forwarded: bool,
     },
+    /// The origin alone: the owner asks, because it does not reach it.
+    Instead,
 }
 
 impl Reach {
@@ -247,6 +249,7 @@ impl Group {
                 route.push(member.id, how);
             }
         }
+        self.add_earlier(&mut route, now, slot);
         route
     }
 

@@ -38,12 +38,26 @@ impl Ceiling {
         usize::try_from(tenth).unwrap_or(usize::MAX)
     }
 
+    /// An operation of so many bytes ended without them.
+    pub fn give_back(&mut self, bytes: u64) {
+        self.free_at = Time(
+            self.free_at
+                .0
+                .saturating_sub(self.span(bytes).as_nanos() as u64),
+        );
+    }
+
+    /// How long an operation of so many bytes takes at this rate.
+    fn span(&self, bytes: u64) -> Duration {
+        let rate = self.bytes_per_s.map_or(u128::MAX, u128::from);
+        let nanos = u128::from(bytes) * 1_000_000_000 / rate;
+        Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX / 4))
+    }
+
     /// An operation of so many bytes begins.
     pub fn spend(&mut self, now: Time, bytes: u64) {
-        if let Some(rate) = self.bytes_per_s {
-            let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate);
-            let nanos = u64::try_from(nanos).unwrap_or(u64::MAX / 4);
-            self.free_at = self.free_at.max(now) + Duration::from_nanos(nanos);
+        if self.bytes_per_s.is_some() {
+            self.free_at = self.free_at.max(now) + self.span(bytes);
         }
     }
 }
@@ -67,6 +81,17 @@ mod tests {
         }
         // A turn comes up to 7 ms after 50.
         assert!(spent > now.0 / 1_250, "{spent} by {now:?}");
+    }
+
+    #[test]
+    fn what_did_not_come_costs_nothing_and_earns_nothing() {
+        let mut ceiling = Ceiling::new(Some(1_000));
+        ceiling.spend(Time(0), 1_000);
+        ceiling.give_back(1_000);
+        assert!(ceiling.is_free(Time(0)));
+        ceiling.give_back(1_000);
+        ceiling.spend(Time(5), 1_000);
+        assert_eq!(ceiling.free_at(), Time(1_000_000_005));
     }
 
     #[test]

@@ -170,6 +170,7 @@ impl<P: Platform> Core<P> {
             self.timers.set(now + PROBE_EVERY, Due::Probe);
         }
         self.look_around(now, bucket);
+        self.fill_around(now, bucket);
     }
 
     /// Asks origins that do not answer whether they do now.

@@ -136,7 +136,9 @@ impl<P: Platform> Core<P> {
         let demand_end = clip(ask.demand.end);
         let want_end = match ask.reach {
             Reach::Here => demand_end,
-            Reach::From(_) | Reach::Group { .. } => clip(ask.want_end.max(ask.demand.end)),
+            Reach::From(_) | Reach::Group { .. } | Reach::Instead => {
+                clip(ask.want_end.max(ask.demand.end))
+            }
         };
         let mut planned = Planned::default();
         let mut run: Option<(u64, Source)> = None;
@@ -231,7 +233,7 @@ impl<P: Platform> Core<P> {
         let asked = run.start * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
         let planned = match from {
             Source::Disk => self.add_loads(ask, run),
-            Source::Origin if matches!(ask.reach, Reach::Group { .. }) => {
+            Source::Origin if matches!(ask.reach, Reach::Group { .. } | Reach::Instead) => {
                 self.add_fills(ask, run);
                 Planned {
                     from_origin: true,
@@ -258,6 +260,13 @@ impl<P: Platform> Core<P> {
                     ..Planned::default()
                 };
             }
+            Reach::Instead => {
+                self.add_fills(ask, run);
+                return Planned {
+                    from_origin: true,
+                    ..Planned::default()
+                };
+            }
             Reach::Here => {
                 debug_assert!(false, "who may not go farther asks only for what is here");
                 return Planned::default();
@@ -265,7 +274,10 @@ impl<P: Platform> Core<P> {
         };
         let slot = Slot::of_stripe(ask.object.id, run.start * SUB_BLOCK_BYTES as u64);
         let now = self.now;
-        let route = self.group.route(now, slot, forwarded);
+        let route = match self.outages.is_known(&ask.object.bucket) {
+            true => self.group.around(now, slot),
+            false => self.group.route(now, slot, forwarded),
+        };
         let from_peer = route.step().is_some();
         match from_peer {
             true => self.add_pulls(ask, run, route),

@@ -229,7 +229,7 @@ impl<P: Platform> Core<P> {
     pub(super) fn advance(&mut self, now: Time, mut read: Read<P::Reply>) {
         loop {
             match self.look(&read) {
-                Look::Miss if read.reach == Reach::Here && !self.is_here(&read, true) => {
+                Look::Miss if read.reach == Reach::Here && !self.may_come(&read) => {
                     return self.decline(read);
                 }
                 // The member that leaves was asked, and has it no more.
@@ -275,6 +275,11 @@ impl<P: Platform> Core<P> {
         })
     }
 
+    /// Whether all of a read is here, or on its way from an origin that answers.
+    fn may_come(&self, read: &Read<P::Reply>) -> bool {
+        self.is_here(read, !self.outages.is_known(&read.object.bucket))
+    }
+
     /// Whether all of a read is here: in memory or on disk, or, when `coming` counts, on its way from the origin.
     fn is_here(&self, read: &Read<P::Reply>, coming: bool) -> bool {
         read.spans().all(|span| {
@@ -289,7 +294,7 @@ impl<P: Platform> Core<P> {
     }
 
     /// The sub-blocks of a block that are in memory, or, when `coming` counts, on their way from disk or origin.
-    fn in_memory(&self, id: BlockId, coming: bool) -> Mask {
+    pub(super) fn in_memory(&self, id: BlockId, coming: bool) -> Mask {
         self.index.find(id).map_or(0, |key| {
             let block = self.index.block(key);
             let promised = block.fills.iter();

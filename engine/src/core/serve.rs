@@ -12,12 +12,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::group::Reach;
-use super::index::StableMap;
+use super::index::{StableMap, mask_of_bytes};
 use super::read::Read;
 use super::reader::Reader;
 use super::{Core, Tagged};
-use crate::errors::ReadError;
-use crate::identity::{ObjectVersion, Slot};
+use crate::errors::{OriginErrorKind, ReadError};
+use crate::identity::{BlockId, ObjectVersion, Slot};
 use crate::limits::{
     BLOCK_BYTES, CHUNK_BYTES, OBJECT_BYTES_MAX, PAGE_BYTES, READS_PER_CORE_MAX, SERVE_ARENA_SHARE,
     SUB_BLOCK_BYTES,
@@ -190,9 +190,29 @@ impl<P: Platform> Core<P> {
             fetch,
             deadline: self.peer_deadline(now, deadline),
         };
+        // What has nothing to give does not wait for what may be given.
+        if !self.serve_ceiling.is_free(now) && !self.holds_reads(now) && self.has_none_of(&fetch) {
+            return self.accept_fetch(now, asked);
+        }
         if let Err(asked) = self.serving.waiting.push(asked) {
             self.answer_peer(asked.handle, FetchStatus::Busy, None);
         }
+    }
+
+    /// Whether a request is for what is here alone, and nothing of it is.
+    fn has_none_of(&self, fetch: &PeerFetch) -> bool {
+        if !fetch.cached_only || !is_sound(fetch) {
+            return false;
+        }
+        let id = BlockId {
+            object: fetch.object,
+            index: (fetch.offset / BLOCK_BYTES as u64) as u32,
+        };
+        let start = (fetch.offset - id.offset()) as usize;
+        let needs = mask_of_bytes(start, start + fetch.len_bytes as usize);
+        let left = fetch.size_bytes - id.offset();
+        let block_bytes = usize::try_from(left).unwrap_or(usize::MAX).min(BLOCK_BYTES);
+        (self.on_disk(id, block_bytes) | self.in_memory(id, true)) & needs == 0
     }
 
     /// Until when a peer's request keeps its place here. A little less than the asker waits, which is to hear of it
@@ -252,6 +272,8 @@ impl<P: Platform> Core<P> {
             Some(owner) if !owned && !fetch.forwarded => {
                 (Reach::Here, FetchStatus::NotOwner { owner })
             }
+            // To ask it in turn would be to wait for oneself.
+            Some(owner) if owner == peer => (Reach::Instead, FetchStatus::NeedName),
             _ => {
                 let forwarded = !owned;
                 (Reach::Group { forwarded }, FetchStatus::NeedName)
@@ -266,11 +288,7 @@ impl<P: Platform> Core<P> {
             let status = FetchStatus::Failed(PeerFailure::Invalid);
             return self.answer_peer(handle, status, None);
         }
-        // Without its name nothing can be brought; what is here can be given.
-        let reach = match object.is_named() {
-            true => reach,
-            false => Reach::Here,
-        };
+        let (reach, otherwise) = self.within_reach(&object, reach, otherwise);
         self.serving.reads += 1;
         let reader = PeerReader {
             handle,
@@ -281,6 +299,25 @@ impl<P: Platform> Core<P> {
         let mut read = Read::of_peer(self.next_id(), object, &fetch, deadline, reader);
         read.reach = reach;
         self.advance(now, read);
+    }
+
+    /// How far a peer's request goes for an object, and what it is told when that is not far enough.
+    fn within_reach(
+        &self,
+        object: &ObjectVersion,
+        reach: Reach,
+        otherwise: FetchStatus,
+    ) -> (Reach, FetchStatus) {
+        match (reach, object.is_named()) {
+            (Reach::Here, _) => (reach, otherwise),
+            // Without its name nothing can be brought; what is here can be given.
+            (_, false) => (Reach::Here, otherwise),
+            // Another member may reach the origin: the asker is not to wait here.
+            _ if self.outages.is_known(&object.bucket) => {
+                (Reach::Here, FetchStatus::Failed(SILENT_ORIGIN))
+            }
+            _ => (reach, otherwise),
+        }
     }
 
     /// Gives a peer bytes that are here.
@@ -372,6 +409,8 @@ impl<P: Platform> Core<P> {
     }
 }
 
+/// What a member is told that asks for what this one would have to fetch and cannot.
+const SILENT_ORIGIN: PeerFailure = PeerFailure::Origin(OriginErrorKind::Unavailable);
 /// One peer may have been lent at most one part in this many of what all may.
 const LENT_PEER_SHARE: usize = 2;
 /// Tables of answers that are kept for the next.

@@ -199,6 +199,9 @@ impl World {
                 self.nodes[node].is_lost = true;
             }
             Change::ReadAll(node) => self.read_all(node),
+            Change::CutFromOrigin(node) => {
+                self.store.borrow_mut().cut_off.insert(node);
+            }
             Change::OriginDown(down) => {
                 let fate = Fate::Fail(OriginErrorKind::Unavailable, 0);
                 self.store.borrow_mut().forced = down.then_some((fate, true));

@@ -179,6 +179,7 @@ impl Scenario {
             }
             5 => self.push(after, Change::Pause(node, left)),
             6 if node != other => self.push(after, Change::Cut(node, other, true)),
+            6 if rng.chance(500) => self.push(after, Change::CutFromOrigin(node)),
             6 => self.push(after, Change::OriginDown(true)),
             _ => self.push(after, Change::Isolate(node, left)),
         }

@@ -21,6 +21,7 @@ use super::bucket;
 use super::clock::SimClock;
 use super::rng::SimRng;
 use super::schedule::{EventKey, Schedule};
+use super::seat::CORE_NUMBERS_PER_NODE;
 use super::store::{Fate, OriginDefect, OriginProfile, OriginStore};
 use super::trace::Trace;
 
@@ -228,6 +229,9 @@ impl Side {
             .forced
             .filter(|(_, all)| *all || len_bytes > 0);
         let fate = forced.map_or(drawn, |(fate, _)| fate);
+        let node = self.core / CORE_NUMBERS_PER_NODE;
+        let is_cut_off = self.store.borrow().cut_off.contains(&node);
+        let fate = if is_cut_off { Fate::Hang(0) } else { fate };
         self.trace.event(
             now,
             format_args!(

@@ -122,6 +122,8 @@ pub enum Change {
     Weigh(usize, u32),
     /// The origin answers nothing from now on, or does again.
     OriginDown(bool),
+    /// A node hears nothing from the origin any more.
+    CutFromOrigin(usize),
     /// A member says farewell and ends.
     Leave(usize),
     /// A node reads every object, whole.

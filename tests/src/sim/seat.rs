@@ -123,10 +123,13 @@ pub(super) struct Process<'a> {
     pub life: u64,
 }
 
+/// So many numbers of cores are one node's, see [`Process::number`].
+pub(super) const CORE_NUMBERS_PER_NODE: usize = 1_000_000;
+
 impl Process<'_> {
     /// Numbers the components of one core, different in each life.
     fn number(&self, core: usize) -> u64 {
-        self.node as u64 * 1_000_000 + self.life * 1_000 + core as u64
+        (self.node * CORE_NUMBERS_PER_NODE) as u64 + self.life * 1_000 + core as u64
     }
 
     fn devices(&self, core: usize) -> Vec<SimDevice> {

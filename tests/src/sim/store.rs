@@ -1,7 +1,7 @@
 //! The simulated object store itself: its objects, how it behaves, and its exact count of what it sent.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -85,6 +85,8 @@ pub struct OriginStore {
     pub bucket: SimBucket,
     /// What becomes of every GET from now on, and, where it says so, of every HEAD and LIST.
     pub forced: Option<(Fate, bool)>,
+    /// Nodes that hear nothing from the service: neither an answer nor a refusal.
+    pub cut_off: BTreeSet<usize>,
     /// Faults happen only while this is set.
     pub faults_on: bool,
     /// Bytes of object bodies that left the service.
@@ -108,6 +110,7 @@ impl OriginStore {
         Rc::new(RefCell::new(Self {
             bucket,
             forced: None,
+            cut_off: BTreeSet::new(),
             faults_on: false,
             sent_bytes: 0,
             sent_sub_blocks: BTreeMap::new(),

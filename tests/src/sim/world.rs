@@ -412,6 +412,7 @@ impl World {
                     let mut store = self.store.borrow_mut();
                     store.faults_on = false;
                     store.forced = None;
+                    store.cut_off.clear();
                     drop(store);
                     self.facts.healed_at = Some(now);
                 }

@@ -288,3 +288,51 @@ fn an_origin_that_vanishes_is_waited_for_until_the_deadline() {
         },
     );
 }
+
+/// One member alone does not reach S3, and nothing comes back to it: its share of names and bytes is had through those
+/// that do, for readers everywhere, its own included.
+#[test]
+fn a_member_that_alone_is_cut_off_from_the_origin_is_stood_in_for() {
+    if !have_fuse() {
+        return;
+    }
+    let Some(cluster) = Cluster::apart(3, &["x"], 1) else {
+        return;
+    };
+    const FLAGS: [&str; 4] = ["--io-timeout", "8s", "--attr-ttl", "1s"];
+    warm(&cluster, &FLAGS);
+    let path = cluster.mount_as("x", &FLAGS);
+    read_objects(&path, "o", &LENGTHS);
+    let before = cluster.place.server.counters().body_bytes;
+    cluster.spaces().cut("b", HERE).unwrap();
+    // New objects, of which nobody knows anything, and a new version of one that everybody knows.
+    let total = put_objects(&cluster.place, "new", &LENGTHS);
+    let began = Instant::now();
+    read_objects(&path, "new", &LENGTHS);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(60), "it took {took:?}");
+    let cost = cluster.place.server.counters().body_bytes - before;
+    assert!(
+        cost >= total && cost as f64 <= 1.2 * total as f64,
+        "{cost} of {total}"
+    );
+    // Nobody has to find out any more, and what is there is not fetched again.
+    cluster.unmount("x");
+    let path = cluster.mount_as("x", &FLAGS);
+    let began = Instant::now();
+    read_objects(&path, "new", &LENGTHS);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(20), "it took {took:?}");
+    assert_eq!(cluster.place.server.counters().body_bytes - before, cost);
+    cluster.place.server.put("bucket", "new-3", vec![7; 1_000]);
+    eventually("the new version is seen", || {
+        std::fs::read(path.join("new-3")).is_ok_and(|bytes| bytes == [7; 1_000])
+    });
+    let silent = |who: &str| cluster.json(who)["s3_silent_seconds"].as_f64();
+    assert!(silent("serve:g/b") > Some(0.0) && silent("serve:g/a") == Some(0.0));
+    cluster.spaces().mend("b", HERE).unwrap();
+    eventually("b finds out that S3 answers it", || {
+        silent("serve:g/b") == Some(0.0)
+    });
+    cluster.unmount("x");
+}

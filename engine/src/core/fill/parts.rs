@@ -31,6 +31,8 @@ impl<P: Platform> Core<P> {
 
     /// Makes fills of the missing sub-blocks `run`, each at most one GET long.
     pub(in crate::core) fn add_fills(&mut self, ask: &Ask<'_>, run: Range<u64>) {
+        // Then others were asked before.
+        let is_last_resort = self.outages.is_known(&ask.object.bucket);
         let mut sub = run.start;
         while sub < run.end {
             // What nobody waits for must not stand before what somebody does.
@@ -59,6 +61,7 @@ impl<P: Platform> Core<P> {
                 class,
                 deadline: ask.deadline,
                 for_peer: ask.for_peer,
+                is_last_resort,
                 attempt: 0,
                 state: State::Queued,
             };

@@ -40,6 +40,10 @@ impl<P: Platform> Core<P> {
         let Some(pull) = self.pulls.get(key) else {
             return;
         };
+        if !matches!(result, Ok(FetchStatus::Bytes)) {
+            // The limit is for bytes: who has none of them costs nothing.
+            self.pull_ceiling.give_back(pull.len_bytes as u64);
+        }
         let Some(step) = pull.route.step() else {
             return self.pull_from_origin(key);
         };
@@ -120,6 +124,10 @@ impl<P: Platform> Core<P> {
                 }
                 return self.ask_for_parts(key, here);
             }
+            // It does not reach the origin. Another one may.
+            FetchStatus::Failed(PeerFailure::Origin(
+                OriginErrorKind::Unavailable | OriginErrorKind::Timeout,
+            )) => return self.next_step(key, true),
             FetchStatus::Failed(PeerFailure::Shutdown) => {
                 self.pass_over(now, step.peer, true);
                 return self.next_step(key, true);

@@ -12,6 +12,7 @@ mod mem_device;
 mod memory;
 mod metadata_group;
 mod origin;
+mod outage;
 mod stale;
 
 use std::cell::{Cell, RefCell};

@@ -20,7 +20,7 @@ impl Bench {
         }
     }
 
-    fn fail_all(&mut self) {
+    pub(super) fn fail_all(&mut self) {
         let ops: Vec<OriginOp> = self.origin.0.borrow_mut().ops.drain(..).collect();
         for op in ops {
             let error = OriginError::new(OriginErrorKind::Unavailable, "scripted");
@@ -52,7 +52,7 @@ impl Bench {
     }
 
     /// Asks in vain for something, until it is known that the origin does not answer.
-    fn outage(&mut self) {
+    pub(super) fn outage(&mut self) {
         self.pass(600 * SECOND);
         let mut keys = (0..).map(|n| format!("asked in vain {n}"));
         let is_mine = |key: &String| self.core.group.owns(Slot::of_name(key));
@@ -64,6 +64,15 @@ impl Bench {
         assert_eq!(self.core.stats().outages, 1);
         self.transport.0.borrow_mut().ops.clear();
         drop(heads);
+    }
+}
+
+impl Bench {
+    /// The origin does not answer once more.
+    pub(super) fn outage_again(&mut self) {
+        self.core.stats.outages = 0;
+        self.core.outages = Default::default();
+        self.outage();
     }
 }
 
