@@ -54,7 +54,7 @@ pub fn run(args: &DrainArgs) -> Result<()> {
     }
     if let Some(process) = process.flatten()
         && member.goes == Goes::Leaves
-        && report.state == DrainState::Done
+        && matches!(report.state, DrainState::Done | DrainState::Ended)
     {
         // Whoever starts it again, or asks who is there, is not to find it.
         process.wait_for_end(&member.name)?;
