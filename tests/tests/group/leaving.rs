@@ -4,7 +4,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use super::cluster::{Cluster, GROUP, put_objects, read_objects};
-use super::support::{eventually, have_fuse, is_running, json, send};
+use super::support::{COMMAND_TIMEOUT, Running, eventually, have_fuse, is_running, json, send};
 
 const MIB: usize = 1 << 20;
 
@@ -208,6 +208,26 @@ fn how_a_drain_ended_is_told_when_its_member_has_gone() {
         .place
         .run(&["drain", "--status", "g/b"])
         .failed(&["no member g/b runs here"]);
+    cluster.place.run(&["umount", "m"]).ok();
+}
+
+#[test]
+fn a_drain_whose_member_is_ended_meanwhile_says_what_is_left() {
+    if !have_fuse() {
+        return;
+    }
+    let cluster = warm_cluster(2);
+    restart(&cluster, &["--peer-limit", "256KiB"]);
+    let pid = cluster.status("b").unwrap().pid;
+    let drain = Running::start(&mut cluster.place.command(&["drain", "g/b"]));
+    eventually("it has begun", || {
+        cluster.json("serve:g/b")["group"]["drain"]["state"] == "running"
+    });
+    cluster.place.run(&["stop", "g/b"]).ok();
+    let ended = drain.wait(COMMAND_TIMEOUT);
+    assert!(!is_running(pid));
+    ended.failed(&["ended before it had handed over", "start it again"]);
+    assert_eq!(report(&cluster, &["--status", "g/b"])["state"], "ended");
     cluster.place.run(&["umount", "m"]).ok();
 }
 
