@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 
 use super::engine::MountEngine;
 use super::listing::{Lister, Place};
+use super::once::Asked;
 use super::tally::Tally;
 
 /// Goes through directories, several at once.
@@ -34,10 +35,11 @@ pub struct Walk {
 
 impl Walk {
     /// Goes through all of `paths`.
-    pub async fn run(self: Arc<Self>, paths: &[String]) {
-        for path in paths {
+    pub async fn run(self: Arc<Self>, paths: &[Asked]) {
+        for Asked { path, covered } in paths {
             let asked = self.engine.client().now();
             match self.lister.look(path).await {
+                Ok(_) if *covered => {}
                 Ok(Place::Directory(prefix, _)) => self.clone().directory(prefix).await,
                 Ok(Place::File(meta)) => {
                     self.tally.found(meta.size_bytes);

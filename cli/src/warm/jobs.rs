@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use super::attributes::Walk;
 use super::engine::MountEngine;
 use super::listing::Lister;
+use super::once::{Asked, once};
 use super::pass::{Aim, ForgetPages, Pass};
 use super::report::{CheckLine, JobReport, JobRequest, JobState, PARALLEL_MAX, Work};
 use super::tally::Tally;
@@ -171,7 +172,7 @@ impl Jobs {
 
 impl Mounted {
     async fn work(self, request: JobRequest, tally: Arc<Tally>, lines: Option<Sender<CheckLine>>) {
-        let paths: Arc<[String]> = request.paths.into();
+        let paths: Arc<[Asked]> = once(request.paths).into();
         let parallel = request.parallel.clamp(1, PARALLEL_MAX);
         let lister = Lister::new(self.engine.clone(), self.root.clone());
         let pass = |aim| Pass {

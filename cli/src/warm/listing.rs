@@ -11,6 +11,7 @@ use tokio::task::JoinSet;
 
 use super::engine::MountEngine;
 use super::found::Waiting;
+use super::once::Asked;
 use super::tally::Tally;
 
 /// Objects that are known and wait for their turn: about 16 MiB.
@@ -51,7 +52,7 @@ impl Lister {
     }
 
     /// Starts to look for all of `paths`, and counts what it finds. It ends early when the receiver is dropped.
-    pub fn start(&self, paths: Arc<[String]>, tally: Option<Arc<Tally>>) -> Receiver<Told> {
+    pub fn start(&self, paths: Arc<[Asked]>, tally: Option<Arc<Tally>>) -> Receiver<Told> {
         let (sender, receiver) = channel(AHEAD_MAX);
         let lister = self.clone();
         tokio::spawn(async move {
@@ -68,7 +69,8 @@ impl Lister {
                 under_way.spawn(async move {
                     let listed = lister.path(&paths[n], &sender, tally.as_deref()).await;
                     if let Err(reason) = listed {
-                        let _ = sender.send(Told::Failed(paths[n].clone(), reason)).await;
+                        let path = paths[n].path.clone();
+                        let _ = sender.send(Told::Failed(path, reason)).await;
                     }
                 });
             }
@@ -82,11 +84,12 @@ impl Lister {
 
     async fn path(
         &self,
-        path: &str,
+        asked: &Asked,
         to: &Sender<Told>,
         tally: Option<&Tally>,
     ) -> Result<(), String> {
-        match self.look(path).await? {
+        match self.look(&asked.path).await? {
+            _ if asked.covered => Ok(()),
             Place::Directory(prefix, first) => self.directory(&prefix, first, to, tally).await,
             Place::File(meta) => {
                 if let Some(tally) = tally {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`report`] | what travels through the control socket |
 //! | [`engine`] | the engine's calls as futures, tried again where that helps |
+//! | [`once`] | paths that are asked for more than once |
 //! | [`found`], [`listing`] | from paths to objects: by listings, with bounded memory |
 //! | [`attributes`] | `--metadata-only` |
 //! | [`pass`] | one pass over all objects: stripes in parallel, files put together again |
@@ -20,6 +21,7 @@ pub mod following;
 pub mod found;
 pub mod jobs;
 pub mod listing;
+pub mod once;
 pub mod pass;
 pub mod places;
 pub mod progress;

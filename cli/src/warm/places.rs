@@ -1,5 +1,6 @@
 //! Which mount holds a path, without touching the mount: a million paths of a list cost no lookups.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
@@ -87,8 +88,8 @@ pub fn sort(paths: Vec<PathBuf>) -> Result<Sorted> {
         links: None,
     };
     let mut failures = Vec::new();
-    let mut bytes = 0;
-    for path in paths {
+    let (mut bytes, mut met) = (0, HashSet::with_capacity(paths.len()));
+    for path in paths.into_iter().filter(|path| met.insert(path.clone())) {
         match finder.find(&path, &places) {
             Ok((place, below)) => {
                 bytes += 2 * below.len() + 16;

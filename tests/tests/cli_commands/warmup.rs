@@ -170,6 +170,38 @@ fn many_small_files_by_directory_and_by_list() {
 }
 
 #[test]
+fn what_is_given_twice_or_below_what_is_given_is_done_once() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    for name in ["d/a", "d/b", "d/e/c", "d-x", "f", "g"] {
+        place.server.put("bucket", name, pattern(1_000, 7));
+    }
+    let path = mount(&place, "128MiB");
+    // All but `g`, in five files; and a wrong name where all is done already.
+    let list = "m/f\nm/d/a\nm/d/\nm/d\nm/d/none\nm/d/none\nm/d/e\nm/f\n";
+    fs::write(path.with_file_name("list"), list).unwrap();
+    let asked = ["--listfile", "list", "m/f", "m/d-x", "m/d-x", "--json"];
+    let run = |command: &[&str]| {
+        let ended = place.run(&[command, &asked[..]].concat());
+        json(&ended.failed(&["1 paths failed"]).text())
+    };
+    let checked = run(&["check"]);
+    assert_eq!(checked["summary"]["files"], 5, "{checked}");
+    assert_eq!(checked["files"].as_array().unwrap().len(), 5, "{checked}");
+    let failures = checked["summary"]["failures"].as_array().unwrap();
+    let wrong = path.join("d/none");
+    assert_eq!(failures[0]["path"], wrong.to_str().unwrap(), "{checked}");
+    for command in [&["warmup"][..], &["warmup", "--metadata-only"]] {
+        let told = run(command);
+        assert_eq!(told["jobs"][0]["files"], 5, "{told}");
+    }
+    assert_eq!(get_bytes(&place), 5_000, "each byte once");
+    assert_eq!(run(&["evict"])["files"], 5);
+}
+
+#[test]
 fn objects_that_change_or_fail_are_listed_and_the_others_are_warmed() {
     if !have_fuse() {
         return;
