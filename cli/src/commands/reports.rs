@@ -75,7 +75,7 @@ impl<R: Reply> DaemonReports<R> {
         if let Some(group) = &assembly.group {
             group.tell_counts(counts_of(&reports));
             let reports = reports.clone();
-            group.publish_usage(move || reports.usage());
+            group.publish_usage(move || usage(&reports.status()));
             let client = assembly.engine.client();
             let cores = client.cores();
             let counts = move || {
@@ -90,25 +90,22 @@ impl<R: Reply> DaemonReports<R> {
     }
 }
 
-impl<R: Reply> DaemonReports<R> {
-    /// How full the cache is: the disks, or without any the memory.
-    fn usage(&self) -> Usage {
-        let status = self.status();
-        let drain = status.group.and_then(|group| group.drain);
-        let runs = |drain: &DrainReport| drain.state == DrainState::Running && drain.counted;
-        let left_bytes = drain.filter(runs).map(|drain| drain.left_bytes);
-        match status.disks.is_empty() {
-            true => Usage {
-                left_bytes,
-                cached_bytes: status.memory.cached_bytes,
-                capacity_bytes: status.memory.arena_bytes,
-            },
-            false => Usage {
-                left_bytes,
-                cached_bytes: status.disks.iter().map(|disk| disk.cached_bytes).sum(),
-                capacity_bytes: status.disks.iter().map(|disk| disk.allowed_bytes).sum(),
-            },
-        }
+/// How full the cache of the node is that tells this: the disks, or without any the memory.
+fn usage(status: &StatusReport) -> Usage {
+    let drain = status.group.as_ref().and_then(|group| group.drain.as_ref());
+    let runs = |drain: &&DrainReport| drain.state == DrainState::Running && drain.counted;
+    let left_bytes = drain.filter(runs).map(|drain| drain.left_bytes);
+    match status.disks.is_empty() {
+        true => Usage {
+            left_bytes,
+            cached_bytes: status.memory.cached_bytes,
+            capacity_bytes: status.memory.arena_bytes,
+        },
+        false => Usage {
+            left_bytes,
+            cached_bytes: status.disks.iter().map(|disk| disk.cached_bytes).sum(),
+            capacity_bytes: status.disks.iter().map(|disk| disk.allowed_bytes).sum(),
+        },
     }
 }
 
@@ -125,14 +122,20 @@ impl<R: Reply> Reports for DaemonReports<R> {
             resident_bytes: resident_bytes(),
             ..self.fixed.memory.clone()
         };
-        StatusReport {
+        let mut status = StatusReport {
             uptime_seconds: self.since.elapsed().as_secs_f64(),
             memory,
             disks: self.cache.status(&all.disk),
             s3_silent_seconds: all.outage_ns as f64 / 1e9,
             group: self.group.as_ref().map(|group| group.report()),
             ..self.fixed.clone()
+        };
+        // Its own row is as of now, not as the others were told.
+        let own = usage(&status);
+        if let Some(group) = &mut status.group {
+            group.set_own_usage(&own);
         }
+        status
     }
 
     fn stats(&self) -> StatsReport {

@@ -8,6 +8,7 @@ use forebay_engine::limits::SLOTS;
 use forebay_engine::placement::Placement;
 use forebay_membership::follow::FollowerStatus;
 use forebay_membership::gossip::GroupStatus;
+use forebay_membership::record::Usage;
 use forebay_membership::seeds::SeedStatus;
 use forebay_membership::views::GroupView;
 use forebay_transport_tcp::{LinkState, LinkStatus, Refusal};
@@ -83,6 +84,15 @@ pub struct MemberReport {
     pub left_bytes: Option<u64>,
     /// Seconds since it was heard of; null when this node does not gossip.
     pub silent_seconds: Option<f64>,
+}
+
+impl MemberReport {
+    fn set_usage(&mut self, usage: &Usage) {
+        self.cached_bytes = Some(usage.cached_bytes);
+        self.capacity_bytes = Some(usage.capacity_bytes);
+        // Weight and usage travel apart: who has its weight again hands over nothing.
+        self.left_bytes = usage.left_bytes.filter(|_| self.weight == 0);
+    }
 }
 
 /// One connection.
@@ -161,11 +171,9 @@ impl GroupReport {
             let id = hex(heard.listed.id.0);
             for member in self.members.iter_mut().filter(|member| member.id == id) {
                 member.silent_seconds = Some(heard.silence.as_secs_f64());
-                member.cached_bytes = heard.usage.map(|usage| usage.cached_bytes);
-                member.capacity_bytes = heard.usage.map(|usage| usage.capacity_bytes);
-                // Weight and usage travel apart: who has its weight again hands over nothing.
-                let left_bytes = heard.usage.and_then(|usage| usage.left_bytes);
-                member.left_bytes = left_bytes.filter(|_| member.weight == 0);
+                if let Some(usage) = &heard.usage {
+                    member.set_usage(usage);
+                }
             }
         }
         self.add_seeds(&status.seeds);
@@ -173,6 +181,12 @@ impl GroupReport {
         self.gossip_dropped = counted
             .map(|(name, count)| ((*name).to_owned(), *count))
             .collect();
+    }
+
+    /// How full this node is, which is a member.
+    pub fn set_own_usage(&mut self, usage: &Usage) {
+        let own = self.members.iter_mut().filter(|member| member.this);
+        own.for_each(|member| member.set_usage(usage));
     }
 
     /// Adds how a client gets its views.

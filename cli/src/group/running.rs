@@ -3,7 +3,7 @@
 use std::io::{Error, ErrorKind};
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use forebay_membership::PORT_DEFAULT;
@@ -25,8 +25,12 @@ use crate::host::Peers;
 
 /// Free ports that are tried when the port is 0: one may be free for TCP and taken for UDP.
 const PORTS_TRIED: usize = 16;
-/// Members tell each other so often how full they are.
+/// Members look so often how full they are, and tell the others when that has changed enough to be seen,
+const USAGE_LOOK: Duration = Duration::from_secs(2);
+/// or at all, but not more often than this.
 const USAGE_INTERVAL: Duration = Duration::from_secs(10);
+/// One part in so many of what a member can hold is seen.
+const USAGE_PARTS: u64 = 256;
 /// A client waits so long for its first view before it reads from the origin by itself.
 pub const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -182,21 +186,28 @@ impl Group {
         let (group, usage) = (Arc::downgrade(self), Arc::new(usage));
         let at_once = self.usage_due.clone();
         self.runtime.spawn(async move {
-            let mut due = tokio::time::interval(USAGE_INTERVAL);
+            let mut due = tokio::time::interval(USAGE_LOOK);
+            let mut told: Option<(Usage, Instant)> = None;
             loop {
-                tokio::select! {
-                    _ = due.tick() => {}
-                    () = at_once.notified() => {}
-                }
+                let must = tokio::select! {
+                    _ = due.tick() => false,
+                    () = at_once.notified() => true,
+                };
                 let usage = usage.clone();
                 let Ok(usage) = tokio::task::spawn_blocking(move || usage()).await else {
                     return;
                 };
                 let Some(group) = group.upgrade() else { return };
-                if let Some(Joined::Member(member)) = group.joined.get()
-                    && let Err(error) = member.set_usage(usage).await
-                {
-                    tracing::debug!("{error:#}");
+                let is_news =
+                    |(before, at): (Usage, Instant)| is_news(&before, &usage, at.elapsed());
+                if !must && !told.is_none_or(is_news) {
+                    continue;
+                }
+                if let Some(Joined::Member(member)) = group.joined.get() {
+                    match member.set_usage(usage).await {
+                        Ok(()) => told = Some((usage, Instant::now())),
+                        Err(error) => tracing::debug!("{error:#}"),
+                    }
                 }
             }
         });
@@ -280,6 +291,15 @@ impl Group {
         report.drain = (drain.state != DrainState::None).then_some(drain);
         report
     }
+}
+
+/// Whether the others are to hear of it now, so long after they were told `before`.
+fn is_news(before: &Usage, now: &Usage, since: Duration) -> bool {
+    let more = now.cached_bytes.abs_diff(before.cached_bytes);
+    let rest = |usage: &Usage| (usage.capacity_bytes, usage.left_bytes);
+    more > 0 && more >= now.capacity_bytes / USAGE_PARTS
+        || rest(before) != rest(now)
+        || before != now && since >= USAGE_INTERVAL
 }
 
 /// One for each GiB of cache.
@@ -370,7 +390,61 @@ impl Connect for ControlDialer {
 
 #[cfg(test)]
 mod tests {
+    use forebay_engine::placement::PeerId;
+    use forebay_membership::record::Listed;
+
     use super::*;
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_member_that_says_nothing_at_one_address_is_asked_at_the_next() {
+        let open = |id, listen: &[SocketAddr]| {
+            let config = EndpointConfig {
+                listen: listen.to_vec(),
+                ..EndpointConfig::new(PeerId(id), "g", Handle::current())
+            };
+            Endpoint::start(config).unwrap()
+        };
+        let any = "127.0.0.1:0".parse().unwrap();
+        // Nobody takes the connections of the first one from it.
+        let (silent, _untaken) = open(1, &[any]);
+        let (member, control) = open(1, &[any]);
+        let counts: TellCounts = Arc::new(|| Some(GroupCounts::default()));
+        let counts = Arc::new(OnceLock::from(counts));
+        tokio::spawn(answer_all(control, Views::default(), counts));
+        let (client, _control) = open(2, &[]);
+        let member = Listed {
+            id: PeerId(1),
+            record: Record {
+                node: "a".to_owned(),
+                weight: 1,
+                cores: 1,
+                addresses: vec![silent.addresses()[0], member.addresses()[0]],
+                version: String::new(),
+            },
+        };
+        let rows = ask_all(&client, vec![member]).await;
+        assert!(rows[0].counts.is_some(), "{rows:?}");
+    }
+
+    #[test]
+    fn others_hear_soon_of_what_they_can_see() {
+        let usage = |cached_bytes| Usage {
+            cached_bytes,
+            capacity_bytes: 256 << 20,
+            left_bytes: None,
+        };
+        let (before, soon) = (usage(1 << 20), Duration::from_secs(2));
+        assert!(!is_news(&before, &before, USAGE_INTERVAL));
+        assert!(!is_news(&before, &usage((2 << 20) - 1), soon));
+        assert!(is_news(&before, &usage((2 << 20) - 1), USAGE_INTERVAL));
+        assert!(is_news(&before, &usage(2 << 20), soon));
+        assert!(is_news(&before, &usage(0), soon));
+        let drains = Usage {
+            left_bytes: Some(7),
+            ..before
+        };
+        assert!(is_news(&before, &drains, soon));
+    }
 
     #[test]
     fn a_weight_is_never_nothing_by_itself() {

@@ -15,7 +15,7 @@ use forebay_transport_tcp::Endpoint;
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, sleep, timeout_at};
 
 use crate::control::disk_report::DiskCounts;
 use crate::control::report::{
@@ -148,18 +148,25 @@ impl From<&DiskCounts> for DiskUse {
     }
 }
 
+/// Adds what a peer told: it may be anything.
+fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
+}
+
 impl DiskUse {
     fn add(&mut self, other: &Self) {
-        self.devices += other.devices;
-        self.devices_failed += other.devices_failed;
-        self.capacity_bytes += other.capacity_bytes;
-        self.cached_bytes += other.cached_bytes;
-        self.filled_bytes += other.filled_bytes;
-        self.reinserted_bytes += other.reinserted_bytes;
-        self.overhead_bytes += other.overhead_bytes;
-        self.dropped_bytes += other.dropped_bytes;
-        self.read_bytes += other.read_bytes;
-        let written = self.filled_bytes + self.reinserted_bytes + self.overhead_bytes;
+        add(&mut self.devices, other.devices);
+        add(&mut self.devices_failed, other.devices_failed);
+        add(&mut self.capacity_bytes, other.capacity_bytes);
+        add(&mut self.cached_bytes, other.cached_bytes);
+        add(&mut self.filled_bytes, other.filled_bytes);
+        add(&mut self.reinserted_bytes, other.reinserted_bytes);
+        add(&mut self.overhead_bytes, other.overhead_bytes);
+        add(&mut self.dropped_bytes, other.dropped_bytes);
+        add(&mut self.read_bytes, other.read_bytes);
+        let mut written = self.filled_bytes;
+        add(&mut written, self.reinserted_bytes);
+        add(&mut written, self.overhead_bytes);
         self.write_amplification = match self.filled_bytes {
             0 => 0.0,
             filled => written as f64 / filled as f64,
@@ -171,48 +178,48 @@ impl GroupCounts {
     /// Adds another node's.
     pub fn add(&mut self, other: &Self) {
         let (reads, theirs) = (&mut self.reads, &other.reads);
-        reads.answered += theirs.answered;
-        reads.bytes += theirs.bytes;
-        reads.errors += theirs.errors;
-        reads.timeouts += theirs.timeouts;
-        reads.waiting += theirs.waiting;
+        add(&mut reads.answered, theirs.answered);
+        add(&mut reads.bytes, theirs.bytes);
+        add(&mut reads.errors, theirs.errors);
+        add(&mut reads.timeouts, theirs.timeouts);
+        add(&mut reads.waiting, theirs.waiting);
         let tier = |tier: &mut TierCounts, theirs: &TierCounts| {
-            tier.hits += theirs.hits;
-            tier.bytes += theirs.bytes;
+            add(&mut tier.hits, theirs.hits);
+            add(&mut tier.bytes, theirs.bytes);
         };
         tier(&mut self.tiers.memory, &other.tiers.memory);
         tier(&mut self.tiers.disk, &other.tiers.disk);
         tier(&mut self.tiers.group, &other.tiers.group);
         tier(&mut self.tiers.origin, &other.tiers.origin);
-        self.tiers.origin_joined += other.tiers.origin_joined;
+        add(&mut self.tiers.origin_joined, other.tiers.origin_joined);
         add_origin(&mut self.origin, &other.origin);
         let (peers, theirs) = (&mut self.peers, &other.peers);
-        peers.asked += theirs.asked;
-        peers.received_bytes += theirs.received_bytes;
-        peers.failures += theirs.failures;
-        peers.served += theirs.served;
-        peers.served_bytes += theirs.served_bytes;
-        peers.declined += theirs.declined;
-        peers.serve_errors += theirs.serve_errors;
-        self.memory.arena_bytes += other.memory.arena_bytes;
-        self.memory.cached_bytes += other.memory.cached_bytes;
+        add(&mut peers.asked, theirs.asked);
+        add(&mut peers.received_bytes, theirs.received_bytes);
+        add(&mut peers.failures, theirs.failures);
+        add(&mut peers.served, theirs.served);
+        add(&mut peers.served_bytes, theirs.served_bytes);
+        add(&mut peers.declined, theirs.declined);
+        add(&mut peers.serve_errors, theirs.serve_errors);
+        add(&mut self.memory.arena_bytes, other.memory.arena_bytes);
+        add(&mut self.memory.cached_bytes, other.memory.cached_bytes);
         self.disk.add(&other.disk);
     }
 }
 
 fn add_origin(origin: &mut OriginCounts, theirs: &OriginCounts) {
-    origin.bytes += theirs.bytes;
+    add(&mut origin.bytes, theirs.bytes);
     let reasons: &mut BTreeMap<String, u64> = &mut origin.bytes_by_reason;
     for (reason, bytes) in &theirs.bytes_by_reason {
-        *reasons.entry(reason.clone()).or_default() += bytes;
+        add(reasons.entry(reason.clone()).or_default(), *bytes);
     }
-    origin.gets += theirs.gets;
-    origin.heads += theirs.heads;
-    origin.lists += theirs.lists;
-    origin.retries += theirs.retries;
-    origin.errors += theirs.errors;
-    origin.stale_answers += theirs.stale_answers;
-    origin.outages += theirs.outages;
+    add(&mut origin.gets, theirs.gets);
+    add(&mut origin.heads, theirs.heads);
+    add(&mut origin.lists, theirs.lists);
+    add(&mut origin.retries, theirs.retries);
+    add(&mut origin.errors, theirs.errors);
+    add(&mut origin.stale_answers, theirs.stale_answers);
+    add(&mut origin.outages, theirs.outages);
 }
 
 impl GroupStats {
@@ -260,21 +267,34 @@ pub async fn ask_all(endpoint: &Endpoint, members: Vec<Listed>) -> Vec<MemberSta
     told
 }
 
-/// Asks one member at the first of its addresses that lets us in.
+/// Asks one member at its first address, and at the next ones too when that fails or says nothing for a while.
 async fn ask(endpoint: &Endpoint, addresses: &[SocketAddr]) -> Result<GroupCounts, String> {
+    let head_start = ANSWER_MAX / (addresses.len() as u32 + 1);
     let mut why = "no address of it is known".to_owned();
-    for address in addresses {
-        match endpoint.connect_control(*address).await {
-            Ok((_, mut stream)) => {
-                let told = ask_stats(&mut stream).await;
-                let told = told.map_err(|error| format!("{address}: {error}"))?;
-                return serde_json::from_value(told)
-                    .map_err(|error| format!("{address}: it told something else: {error}"));
-            }
-            Err(error) => why = error.to_string(),
+    let (mut rest, mut asked) = (addresses.iter(), JoinSet::new());
+    loop {
+        if let Some(address) = rest.next() {
+            asked.spawn(ask_at(endpoint.clone(), *address));
+        }
+        tokio::select! {
+            told = asked.join_next() => match told {
+                Some(Ok(Ok(counts))) => return Ok(counts),
+                Some(Ok(Err(error))) => why = error,
+                Some(Err(error)) => why = error.to_string(),
+                None => return Err(why),
+            },
+            () = sleep(head_start), if rest.len() > 0 => {}
         }
     }
-    Err(why)
+}
+
+async fn ask_at(endpoint: Endpoint, address: SocketAddr) -> Result<GroupCounts, String> {
+    let connected = endpoint.connect_control(address).await;
+    let (_, mut stream) = connected.map_err(|error| error.to_string())?;
+    let told = ask_stats(&mut stream).await;
+    let told = told.map_err(|error| format!("{address}: {error}"))?;
+    serde_json::from_value(told)
+        .map_err(|error| format!("{address}: it told something else: {error}"))
 }
 
 #[cfg(test)]
@@ -321,6 +341,29 @@ mod tests {
         assert_eq!(total.peers.served_bytes, 18);
         assert_eq!((total.disk.devices, total.disk.devices_failed), (2, 2));
         assert!((total.disk.write_amplification - 1.1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn whatever_a_peer_tells_adds_up_to_something() {
+        let most = u64::MAX;
+        let told = serde_json::json!({
+            "reads": {"answered": most, "bytes": most, "errors": most, "timeouts": most, "waiting": most},
+            "origin": {"bytes": most, "bytes_by_reason": {"cold": most, "": most}, "gets": most, "errors": most},
+            "peers": {"asked": most, "served_bytes": most},
+            "memory": {"arena_bytes": most, "cached_bytes": most},
+            "disk": {"devices": most, "filled_bytes": most, "reinserted_bytes": most, "overhead_bytes": most},
+        });
+        let counts: GroupCounts = serde_json::from_value(told).unwrap();
+        let rows = ["a", "b"].map(|node| row(node, "member", Some(counts.clone())));
+        let total = GroupStats::new("g", rows.into()).total;
+        assert_eq!(
+            (total.reads.bytes, total.origin.bytes_by_reason["cold"]),
+            (most, most)
+        );
+        assert_eq!(
+            (total.disk.filled_bytes, total.disk.write_amplification),
+            (most, 1.0)
+        );
     }
 
     #[test]

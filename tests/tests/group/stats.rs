@@ -59,6 +59,19 @@ fn the_groups_counters_are_those_of_its_members() {
     let amplification = &told["total"]["disk"]["write_amplification"];
     assert!(amplification.as_f64().unwrap() > 1.0, "{told}");
 
+    // A member's own row in `status` is as of now.
+    let status = cluster.json("serve:g/a");
+    let disks = status["disks"].as_array().unwrap();
+    let cached = disks
+        .iter()
+        .map(|disk| disk["cached_bytes"].as_u64().unwrap());
+    let members = status["group"]["members"].as_array().unwrap();
+    let own = members
+        .iter()
+        .find(|member| member["this"] == true)
+        .unwrap();
+    assert_eq!(own["cached_bytes"], cached.sum::<u64>(), "{status}");
+
     // From a member: the client, which listens nowhere, is not known.
     let told = group_stats(&cluster, "serve:g/a");
     assert_eq!(told["members"].as_array().unwrap().len(), 3);
