@@ -1,14 +1,16 @@
 //! A bucket of synthetic objects on the embedded S3 server, which counts what it hands out.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use forebay_tests::harness::Credentials;
 use forebay_tests::s3::{EmbeddedS3, Options};
 
 use crate::interrupt;
 
 const NAME: &str = "perf";
+/// What outlives its reader ends within the longest `--io-timeout` that a figure uses, and some.
+const SETTLE_MAX: Duration = Duration::from_secs(120);
 
 /// A bucket and its server, which ends with it.
 #[derive(Debug)]
@@ -58,15 +60,22 @@ impl Bucket {
     /// caused them.
     ///
     /// # Errors
-    /// When interrupted.
+    /// When interrupted, or when there is no end of it.
     pub fn settled_bytes(&self) -> Result<u64> {
         let mut last = self.server.counters().body_bytes;
+        let began = Instant::now();
         loop {
             interrupt::sleep(Duration::from_millis(200))?;
             let now = self.server.counters();
             if now.body_bytes == last && now.bodies_open == 0 {
                 return Ok(last);
             }
+            ensure!(
+                began.elapsed() < SETTLE_MAX,
+                "after {} s the bucket is still read, {} bodies of it now: who reads it?",
+                SETTLE_MAX.as_secs(),
+                now.bodies_open
+            );
             last = now.body_bytes;
         }
     }
