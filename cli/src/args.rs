@@ -1,19 +1,25 @@
 //! The command line. Every flag may also be given as `FOREBAY_` and its name in capitals.
 
+use std::any::TypeId;
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::{BoolishValueParser, Resettable};
-use clap::{Arg, Args, CommandFactory, Parser, Subcommand};
+use clap::builder::{NonEmptyStringValueParser, Resettable};
+use clap::{Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use forebay_engine::limits::IO_TIMEOUT_DEFAULT_MS;
 
 use crate::cache::{CacheDir, CacheDirs, Name};
 use crate::host::{CoresArg, Poll};
 use crate::source::{ObjectUrl, Source};
-use crate::units::{Bytes, Share, parse_duration, parse_mode, parse_span};
+use crate::units::{
+    Bytes, Share, parse_duration, parse_mode, parse_rate, parse_span, whole, yes_or_no,
+};
 use crate::warm::report::{PARALLEL_DEFAULT, PARALLEL_MAX};
 
 mod group;
+#[cfg(test)]
+mod nonsense;
 mod serving;
 
 pub use group::{DrainArgs, GroupArgs, ServeArgs, StopArgs};
@@ -34,27 +40,42 @@ pub struct Cli {
 }
 
 impl Cli {
-    /// The definition without variables that are set to nothing: those count as unset.
-    pub fn with_set_variables() -> clap::Command {
-        without_empty(Self::command())
+    /// What a command line means.
+    ///
+    /// # Errors
+    /// What is wrong with it, for people; or the help that was asked for.
+    pub fn parsed<T: Into<OsString> + Clone>(
+        line: impl IntoIterator<Item = T>,
+    ) -> Result<Self, clap::Error> {
+        Self::from_arg_matches(&Self::definition().try_get_matches_from(line)?)
+    }
+
+    /// The definition as it is used. Variables that are set to nothing count as unset, and what follows an option
+    /// that is no free text is its value even if it begins with a dash: the error names the option then.
+    pub fn definition() -> clap::Command {
+        settled(Self::command())
     }
 }
 
-fn without_empty(command: clap::Command) -> clap::Command {
+fn settled(command: clap::Command) -> clap::Command {
     let is_empty = |arg: &Arg| {
         let value = arg.get_env().and_then(std::env::var_os);
         value.is_some_and(|value| value.is_empty())
     };
-    let command = command.mut_args(|arg| match is_empty(&arg) {
-        true => arg.env(Resettable::Reset),
-        false => arg,
+    let is_checked = |arg: &Arg| {
+        let kind = arg.get_value_parser().type_id();
+        let is_text = kind == TypeId::of::<String>() || kind == TypeId::of::<PathBuf>();
+        arg.get_action().takes_values() && !arg.is_positional() && !is_text
+    };
+    let command = command.mut_args(|arg| {
+        let arg = match is_empty(&arg) {
+            true => arg.env(Resettable::Reset),
+            false => arg,
+        };
+        let checked = is_checked(&arg) && !arg.is_require_equals_set();
+        arg.allow_hyphen_values(checked)
     });
-    command.mut_subcommands(without_empty)
-}
-
-/// What a switch's variable may hold: true, yes, on, 1 and their opposites.
-fn yes_or_no() -> BoolishValueParser {
-    BoolishValueParser::new()
+    command.mut_subcommands(settled)
 }
 
 /// The commands.
@@ -113,7 +134,7 @@ pub struct WarmupArgs {
     pub paths: PathArgs,
     /// Parts of 16 MiB under way at once, 1 to 512; of smaller files as many as are as large together, at most 512.
     #[arg(short, long, env = "FOREBAY_PARALLEL", value_name = "N", default_value_t = PARALLEL_DEFAULT,
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(PARALLEL_MAX)))]
+          value_parser = whole::<u32>(1..=PARALLEL_MAX as u64))]
     pub parallel: u32,
     /// Print the job's ID and return; the mount's daemon goes on.
     #[arg(long)]
@@ -122,10 +143,11 @@ pub struct WarmupArgs {
     #[arg(long)]
     pub metadata_only: bool,
     /// Tell how far a job is, or list those there are.
-    #[arg(long, value_name = "ID", num_args = 0..=1, conflicts_with_all = ["paths", "listfile", "background"])]
+    #[arg(long, value_name = "ID", num_args = 0..=1, value_parser = NonEmptyStringValueParser::new(), conflicts_with_all = ["paths", "listfile", "background"])]
     pub status: Option<Option<String>>,
     /// Stop a job; what is cached stays.
-    #[arg(long, value_name = "ID", conflicts_with_all = ["paths", "listfile", "background", "status"])]
+    #[arg(long, value_name = "ID", value_parser = NonEmptyStringValueParser::new(),
+          conflicts_with_all = ["paths", "listfile", "background", "status"])]
     pub stop: Option<String>,
 }
 
@@ -138,19 +160,20 @@ pub struct OriginArgs {
         env = "FOREBAY_ENDPOINT",
         hide_env_values = true,
         value_name = "URL",
+        value_parser = NonEmptyStringValueParser::new(),
         help_heading = "Origin"
     )]
     pub endpoint: Option<String>,
     /// Region that requests are signed for; without it the AWS chain's, or us-east-1.
-    #[arg(long, env = "FOREBAY_REGION", help_heading = "Origin")]
+    #[arg(long, env = "FOREBAY_REGION", value_parser = NonEmptyStringValueParser::new(), help_heading = "Origin")]
     pub region: Option<String>,
     /// Put the bucket in the path instead of the host name; on by itself when there is an endpoint.
     #[arg(long, env = "FOREBAY_PATH_STYLE", help_heading = "Origin", num_args = 0..=1,
           require_equals = true, default_missing_value = "true", value_name = "true|false",
-          value_parser = yes_or_no())]
+          value_parser = yes_or_no)]
     pub path_style: Option<bool>,
     /// Send unsigned requests: for public buckets.
-    #[arg(long, env = "FOREBAY_NO_SIGN_REQUEST", help_heading = "Origin", value_parser = yes_or_no())]
+    #[arg(long, env = "FOREBAY_NO_SIGN_REQUEST", help_heading = "Origin", value_parser = yes_or_no)]
     pub no_sign_request: bool,
 }
 
@@ -188,21 +211,23 @@ pub struct EngineArgs {
     #[arg(long, env = "FOREBAY_IO_TIMEOUT", value_name = "DURATION", value_parser = parse_span,
           default_value = IO_TIMEOUT_DEFAULT, help_heading = "Engine")]
     pub io_timeout: Duration,
-    /// This node reads no more than so many bytes per second from the origin; a bare number is MiB. Each engine core gets
-    /// an equal part of it.
+    /// This node reads no more than so many bytes per second from the origin, at least 64KiB; a bare number is MiB. Each
+    /// engine core gets an equal part of it.
     #[arg(
         long,
         env = "FOREBAY_ORIGIN_LIMIT",
         value_name = "SIZE",
+        value_parser = parse_rate,
         help_heading = "Engine"
     )]
     pub origin_limit: Option<Bytes>,
-    /// This node asks other members for no more than so many bytes per second, and gives them no more; a bare number is
-    /// MiB. Each engine core gets an equal part of it.
+    /// This node asks other members for no more than so many bytes per second, at least 64KiB, and gives them no more; a
+    /// bare number is MiB. Each engine core gets an equal part of it.
     #[arg(
         long,
         env = "FOREBAY_PEER_LIMIT",
         value_name = "SIZE",
+        value_parser = parse_rate,
         help_heading = "Engine"
     )]
     pub peer_limit: Option<Bytes>,
@@ -234,7 +259,7 @@ pub struct CacheArgs {
     pub free_space_ratio: Share,
     /// Make a new cache where there is something that is not a cache of this version and node,
     /// overwriting it. Caches of ours are kept.
-    #[arg(long, env = "FOREBAY_FORMAT", value_parser = yes_or_no())]
+    #[arg(long, env = "FOREBAY_FORMAT", value_parser = yes_or_no)]
     pub format: bool,
     /// Whose part of a directory.
     #[command(flatten)]
@@ -261,7 +286,9 @@ pub struct NodeArgs {
 
 fn parse_some_bytes(text: &str) -> Result<Bytes, String> {
     match text.parse()? {
-        Bytes(0) => Err("it must be larger than zero".into()),
+        Bytes(0) => {
+            Err("it must be larger than zero; leave it out for what there is room for".into())
+        }
         bytes => Ok(bytes),
     }
 }
@@ -284,7 +311,7 @@ pub struct MountArgs {
     #[command(flatten)]
     pub files: FileArgs,
     /// Stay in the foreground and log to standard error; Ctrl-C ends the mount.
-    #[arg(short, long, env = "FOREBAY_FOREGROUND", value_parser = yes_or_no())]
+    #[arg(short, long, env = "FOREBAY_FOREGROUND", value_parser = yes_or_no)]
     pub foreground: bool,
     /// Log of the daemon. Without it: /var/log/forebay/ for root, else $XDG_STATE_HOME/forebay/
     /// or ~/.local/state/forebay/, in a file named after the mount point.
@@ -307,13 +334,13 @@ pub struct FileArgs {
     #[arg(long, env = "FOREBAY_ENTRY_TTL", value_name = "DURATION", value_parser = parse_duration, default_value = "1s")]
     pub entry_ttl: Duration,
     /// Other users may use the mount; for non-root mounts /etc/fuse.conf must say user_allow_other.
-    #[arg(long, env = "FOREBAY_ALLOW_OTHER", value_parser = yes_or_no())]
+    #[arg(long, env = "FOREBAY_ALLOW_OTHER", value_parser = yes_or_no)]
     pub allow_other: bool,
     /// Owner of every file and directory; without it who mounts.
-    #[arg(long, env = "FOREBAY_UID", value_name = "N")]
+    #[arg(long, env = "FOREBAY_UID", value_name = "N", value_parser = whole::<u32>(0..=u32::MAX as u64))]
     pub uid: Option<u32>,
     /// Group of every file and directory; without it that of who mounts.
-    #[arg(long, env = "FOREBAY_GID", value_name = "N")]
+    #[arg(long, env = "FOREBAY_GID", value_name = "N", value_parser = whole::<u32>(0..=u32::MAX as u64))]
     pub gid: Option<u32>,
     /// Permission bits of files, octal.
     #[arg(long, env = "FOREBAY_FILE_MODE", value_name = "MODE", value_parser = parse_mode, default_value = "0644")]
@@ -322,7 +349,7 @@ pub struct FileArgs {
     #[arg(long, env = "FOREBAY_DIR_MODE", value_name = "MODE", value_parser = parse_mode, default_value = "0755")]
     pub dir_mode: u16,
     /// Threads that take requests from the kernel, 2 to 64; without it half the CPUs, 2 to 8.
-    #[arg(long, env = "FOREBAY_FUSE_THREADS", value_name = "N", value_parser = clap::value_parser!(u16).range(2..=64))]
+    #[arg(long, env = "FOREBAY_FUSE_THREADS", value_name = "N", value_parser = whole::<u16>(2..=64))]
     pub fuse_threads: Option<u16>,
 }
 
@@ -468,7 +495,7 @@ mod tests {
         let line = ["forebay", "mount", "s3://b/p", "/mnt"]
             .into_iter()
             .chain(args.iter().copied());
-        match Cli::try_parse_from(line)
+        match Cli::parsed(line)
             .map_err(|error| error.to_string())?
             .command
         {

@@ -156,6 +156,13 @@ impl Caller {
         }
     }
 
+    /// What the log says already.
+    pub fn repeat(&self, text: &str) {
+        if let Caller::Command = self {
+            let _ = writeln!(std::io::stdout(), "note {text}");
+        }
+    }
+
     /// The mount answers. Afterwards the daemon's standard output is its log.
     ///
     /// # Errors

@@ -19,8 +19,6 @@
 
 use std::process::ExitCode;
 
-use clap::FromArgMatches;
-
 pub mod args;
 pub mod assembly;
 pub mod background;
@@ -42,8 +40,7 @@ use args::{Cli, Command};
 /// Runs the command line of this process. 0: done; 1: failed, with a message on standard error;
 /// 2: the command line is wrong.
 pub fn run() -> ExitCode {
-    let matches = Cli::with_set_variables().get_matches();
-    let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+    let cli = Cli::parsed(std::env::args_os()).unwrap_or_else(|error| error.exit());
     // Commands that only ask print their own errors; a mount has a log.
     logging::start(match cli.command {
         Command::Mount(_) | Command::Serve(_) => "info",

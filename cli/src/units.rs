@@ -1,8 +1,11 @@
 //! How people write sizes, durations and modes, and how they read them.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::str::FromStr;
 use std::time::Duration;
+
+use forebay_engine::limits::SUB_BLOCK_BYTES;
 
 /// A size. Parses `256` (MiB), `512KiB`, `1.5GiB`, `4G` (GiB), `10GB` (decimal); shows the
 /// largest binary unit that needs no more than one decimal.
@@ -68,6 +71,55 @@ impl fmt::Display for Bytes {
             0 => write!(f, "{whole} {}", UNITS[power - 1]),
             _ => write!(f, "{whole}.{tenth} {}", UNITS[power - 1]),
         }
+    }
+}
+
+/// The least rate that means anything: the smallest part that is fetched passes in a second.
+const RATE_MIN: Bytes = Bytes(SUB_BLOCK_BYTES as u64);
+
+/// Bytes per second, as a ceiling.
+///
+/// # Errors
+/// What is wrong with the text, for people.
+pub fn parse_rate(text: &str) -> Result<Bytes, String> {
+    match text.parse()? {
+        rate if rate < RATE_MIN => Err(format!(
+            "{rate} a second are too few: give at least {RATE_MIN}; leave it out for no limit"
+        )),
+        rate => Ok(rate),
+    }
+}
+
+/// A parser of whole numbers within a range.
+pub fn whole<T: TryFrom<u64>>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<T, String> + Clone {
+    move |text| {
+        let number = text
+            .trim()
+            .parse()
+            .ok()
+            .filter(|number| range.contains(number));
+        number
+            .and_then(|number| T::try_from(number).ok())
+            .ok_or_else(|| {
+                let (first, last) = (range.start(), range.end());
+                format!("`{text}` is not possible: write a whole number from {first} to {last}")
+            })
+    }
+}
+
+/// What a switch may be told: true, yes, on, 1 and their opposites.
+///
+/// # Errors
+/// What is wrong with the text, for people.
+pub fn yes_or_no(text: &str) -> Result<bool, String> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "true" | "t" | "yes" | "y" | "on" | "1" => Ok(true),
+        "false" | "f" | "no" | "n" | "off" | "0" => Ok(false),
+        _ => Err(format!(
+            "`{text}` is neither yes nor no: write `true` or `false`"
+        )),
     }
 }
 
@@ -155,7 +207,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 /// What is wrong with the text, for people.
 pub fn parse_span(text: &str) -> Result<Duration, String> {
     match parse_duration(text)? {
-        Duration::ZERO => Err("it must be longer than zero".into()),
+        Duration::ZERO => Err("it must be longer than zero, such as `30s`".into()),
         span => Ok(span),
     }
 }

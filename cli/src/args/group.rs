@@ -9,8 +9,9 @@ use clap::builder::NonEmptyStringValueParser;
 use forebay_membership::local::Network;
 use forebay_membership::seeds::Seed;
 
-use super::{ServingArgs, yes_or_no};
+use super::ServingArgs;
 use crate::source::Source;
+use crate::units::{whole, yes_or_no};
 
 /// Whether this node is part of a group, and how: with `--peers` or `--listen` it is.
 #[derive(Clone, Debug, Default, Args)]
@@ -27,7 +28,7 @@ pub struct GroupArgs {
     pub peers: Vec<Seed>,
     /// Where members reach this one: UDP for gossip, TCP for the rest. Without it 0.0.0.0:7440, or
     /// 127.0.0.1:7440 when there is no secret.
-    #[arg(long, env = "FOREBAY_LISTEN", value_name = "ADDR:PORT")]
+    #[arg(long, env = "FOREBAY_LISTEN", value_name = "ADDR:PORT", value_parser = parse_listen)]
     pub listen: Option<SocketAddr>,
     /// Which of this machine's addresses, and so which network, members use; several are several rails.
     #[arg(
@@ -39,19 +40,25 @@ pub struct GroupArgs {
     pub group_ip: Vec<Network>,
     /// Share of the group's data that is this member's, relative to the others' weights; 0: none, and it
     /// hands over what it has. Without it the cache's size in GiB, at least 1.
-    #[arg(long, env = "FOREBAY_GROUP_WEIGHT", value_name = "N")]
+    #[arg(long, env = "FOREBAY_GROUP_WEIGHT", value_name = "N", value_parser = whole::<u32>(0..=u32::MAX as u64))]
     pub group_weight: Option<u32>,
     /// File with the group's secret, the same for all its members, which other users may not read.
     /// FOREBAY_GROUP_SECRET may hold it instead. Without a secret only this machine is trusted.
     #[arg(long, env = "FOREBAY_GROUP_SECRET_FILE", value_name = "FILE")]
     pub group_secret_file: Option<PathBuf>,
     /// Read through the group without being a member: owns nothing, serves nobody.
-    #[arg(long, env = "FOREBAY_NO_SHARING", value_parser = yes_or_no())]
+    #[arg(long, env = "FOREBAY_NO_SHARING", value_parser = yes_or_no)]
     pub no_sharing: bool,
     /// Keep on this node's disks also what other members own and this one read. A node with --no-sharing
     /// always does.
-    #[arg(long, env = "FOREBAY_KEEP_COPIES", value_parser = yes_or_no())]
+    #[arg(long, env = "FOREBAY_KEEP_COPIES", value_parser = yes_or_no)]
     pub keep_copies: bool,
+}
+
+fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    text.trim().parse().map_err(|_| {
+        format!("`{text}` is no address with a port: write ADDR:PORT, such as `0.0.0.0:7440` or `[::]:7440`")
+    })
 }
 
 impl GroupArgs {
@@ -87,7 +94,7 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub serving: ServingArgs,
     /// Go to the background once it serves; without it, log to standard error until Ctrl-C.
-    #[arg(short, long, env = "FOREBAY_BACKGROUND", value_parser = yes_or_no())]
+    #[arg(short, long, env = "FOREBAY_BACKGROUND", value_parser = yes_or_no)]
     pub background: bool,
     /// Log in the background. Without it: /var/log/forebay/ for root, else $XDG_STATE_HOME/forebay/
     /// or ~/.local/state/forebay/, in a file named after group and node.
@@ -129,14 +136,12 @@ pub struct DrainArgs {
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
-
     use super::*;
     use crate::args::{Cli, Command};
 
     fn serve(args: &[&str]) -> Result<Box<ServeArgs>, String> {
         let line = ["forebay", "serve"].iter().chain(args);
-        match Cli::try_parse_from(line)
+        match Cli::parsed(line)
             .map_err(|error| error.to_string())?
             .command
         {
@@ -174,6 +179,7 @@ mod tests {
         ] {
             let error = serve(&[&format!("{flag}={value}")]).unwrap_err();
             assert!(error.contains(flag), "{error}");
+            assert_eq!(serve(&[flag, value]).unwrap_err(), error);
         }
     }
 

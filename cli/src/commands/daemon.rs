@@ -4,9 +4,12 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use forebay_engine::client::Reply;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::assembly::Assembly;
+use crate::background::Caller;
 use crate::group::draining::DrainReport;
 
 /// How long a signal may wait while a daemon starts.
@@ -21,6 +24,19 @@ pub enum End {
     Session(std::io::Result<()>),
     /// This member has handed over what it holds.
     Drained(DrainReport),
+}
+
+/// Says which of `--peers` lead nowhere yet, that is at the end of joining.
+pub fn warn_of_seeds<R: Reply>(assembly: &Assembly<R>, caller: &Caller) {
+    let report = assembly.group.as_ref().map(|group| group.report());
+    for seed in report.iter().flat_map(|report| &report.seeds) {
+        if let Some(error) = &seed.error {
+            caller.repeat(&format!(
+                "warning: --peers {}: {error}; it is looked at again and again",
+                seed.seed
+            ));
+        }
+    }
 }
 
 /// The runtime of everything but data: the control socket, signals, the group.

@@ -1,9 +1,8 @@
 //! `forebay mount`: checks, goes to the background, serves, ends in order.
 
 mod options;
+mod place_lock;
 
-use std::fs::File;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
@@ -12,7 +11,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use forebay_engine::client::Client;
 use forebay_fuse::{FuseReply, MountHandle};
 
-use super::daemon::{End, beside, control_runtime, watch_signals};
+use self::place_lock::PlaceLock;
+use super::daemon::{End, beside, control_runtime, warn_of_seeds, watch_signals};
 use super::drain::lines::{Goes, lost, unfinished};
 use super::reports::{DaemonReports, namespace_counts};
 use super::umount::{clean_up, how_to_end};
@@ -24,7 +24,7 @@ use crate::cache::running::purpose_of_mount;
 use crate::control::client::peer_pid;
 use crate::control::report::StatusReport;
 use crate::control::server::ControlSocket;
-use crate::control::sockets::{checked_runtime_dir, is_alive, make_runtime_dir, socket_path};
+use crate::control::sockets::{checked_runtime_dir, is_alive, socket_path};
 use crate::group::draining::{DrainReport, DrainState};
 use crate::group::{Group, GroupPlan};
 use crate::host::EngineConfig;
@@ -83,15 +83,8 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let place = mounts::spelled(&args.mount_point)?;
     check_fuse()?;
     let dir = checked_runtime_dir()?;
-    let lock = start_lock(&dir, &place)?;
-    if let PlaceState::Dead(_) = check_place(&place)? {
-        clean_up(&place)?;
-        caller.note(&format!(
-            "cleaned up the mount that a killed daemon had left at {}",
-            place.display()
-        ));
-        check_place(&place)?;
-    }
+    let lock = PlaceLock::take(&dir, &place)?;
+    clear_place(&place, caller)?;
     let control = ControlSocket::bind(&socket_path(&dir, &place))?;
     let mounted = Arc::new(OnceLock::new());
     let serving = &args.serving;
@@ -109,6 +102,7 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let (origin, source) = (assembly.origin.clone(), args.source.clone());
     beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
     beside(&ends, assembly.joining())??;
+    warn_of_seeds(&assembly, caller);
 
     let client = assembly.engine.client();
     let fuse = options::fuse_options(args, assembly.engine.config());
@@ -160,6 +154,19 @@ fn warn_of_drain(group: Option<&Group>) {
     {
         tracing::warn!("{text}");
     }
+}
+
+/// Takes away what a killed daemon has left.
+fn clear_place(place: &Path, caller: &Caller) -> Result<()> {
+    if let PlaceState::Dead(_) = check_place(place)? {
+        clean_up(place)?;
+        caller.note(&format!(
+            "cleaned up the mount that a killed daemon had left at {}",
+            place.display()
+        ));
+        check_place(place)?;
+    }
+    Ok(())
 }
 
 /// The mount goes on without a share.
@@ -307,30 +314,6 @@ fn check_fuse() -> Result<()> {
         );
     }
     Ok(())
-}
-
-/// Held from looking at the place until it is mounted, so that two commands do not race for it.
-fn start_lock(dir: &Path, place: &Path) -> Result<File> {
-    make_runtime_dir(dir)?;
-    let path = dir.join(format!("{}.lock", mounts::file_name_of(place)));
-    let file = File::options()
-        .create(true)
-        .append(true)
-        .mode(0o600)
-        .open(&path);
-    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    match file.try_lock() {
-        Ok(()) => Ok(file),
-        Err(std::fs::TryLockError::WouldBlock) => {
-            bail!(
-                "another `forebay mount` is under way at {}: wait for it",
-                place.display()
-            )
-        }
-        Err(std::fs::TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("cannot lock {}", path.display()))
-        }
-    }
 }
 
 /// Ends the process when a core panics: its readers would wait for ever. The mount is taken away

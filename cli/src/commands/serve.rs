@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::ReadError;
 
-use super::daemon::{End, beside, control_runtime, watch_signals};
+use super::daemon::{End, beside, control_runtime, warn_of_seeds, watch_signals};
 use super::drain::lines::{Goes, unfinished};
 use super::reports::DaemonReports;
 use crate::args::ServeArgs;
@@ -93,6 +93,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
     let assembly = Assembly::<NoReader>::start(config, &serving.origin, cache, Some(group))?;
     check_sources(args, &assembly, &ends)?;
     beside(&ends, assembly.joining())??;
+    warn_of_seeds(&assembly, caller);
 
     let sources: Vec<String> = args.sources.iter().map(ToString::to_string).collect();
     let fixed = StatusReport {

@@ -5,6 +5,7 @@ mod cat;
 mod disk;
 mod errors;
 mod lifecycle;
+mod options;
 mod readers;
 mod reports;
 mod support;

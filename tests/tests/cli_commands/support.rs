@@ -280,8 +280,9 @@ impl Place {
     #[track_caller]
     pub fn assert_clean(&self, path: &Path) {
         assert_eq!(mounts::mount_at(path).unwrap(), None);
-        let sockets = forebay_cli::control::sockets::sockets(&self.runtime_dir());
-        assert!(sockets.is_empty(), "{sockets:?}");
+        let left = fs::read_dir(self.runtime_dir()).map(|entries| entries.flatten().collect());
+        let left: Vec<fs::DirEntry> = left.unwrap_or_default();
+        assert!(left.is_empty(), "{left:?}");
         assert!(
             fs::read_dir(path).unwrap().next().is_none(),
             "the directory is an empty one again"

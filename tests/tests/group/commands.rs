@@ -91,6 +91,31 @@ fn a_weight_of_zero_leaves_and_a_wrong_secret_stays_out() {
     cluster.until_members(&["c"]);
 }
 
+/// Members that are looked for where there is nobody: the user hears of it, and they are found once they are there.
+#[test]
+fn a_list_of_peers_that_is_not_there_is_told_and_found_when_it_comes() {
+    let cluster = Cluster::new(2);
+    let serve = |name: &str, peers: &str| {
+        let mut args = cluster.serve_args(name, &[]);
+        let place = args.iter().position(|arg| arg == "--peers").unwrap();
+        args[place + 1] = peers.to_owned();
+        cluster.place.run(&args).ok().stderr
+    };
+    let file = cluster.place.dir("lists").join("later");
+    serve("a", &cluster.address("a"));
+    let peers = format!("file:{},dns:no-such-name.invalid", file.display());
+    let told = serve("b", &peers);
+    for part in [
+        &format!("warning: --peers file:{}: cannot read", file.display()),
+        "warning: --peers dns:no-such-name.invalid: ",
+    ] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    cluster.until_members(&["b"]);
+    fs::write(&file, format!("{}\n", cluster.address("a"))).unwrap();
+    cluster.until_members(&["a", "b"]);
+}
+
 #[test]
 fn members_are_found_in_every_way() {
     let cluster = Cluster::new(4);
