@@ -303,9 +303,11 @@ fn a_full_disk_and_write_errors_stop_no_reader() {
         .disks
         .faults
         .defects(|defects| defects.space_left_bytes = Some(20 * MIB));
-    world.read_all();
-    world.read_all();
-    assert!(world.disks.faults.delivered().no_space > 0);
+    let full = (0..100).any(|_| {
+        world.read_all();
+        world.disks.faults.delivered().no_space > 0
+    });
+    assert!(full, "it was never full");
     world.end();
     let world = World::new(2);
     world.disks.faults.chances(Chances {
@@ -313,14 +315,13 @@ fn a_full_disk_and_write_errors_stop_no_reader() {
         unwritable: 100,
         ..Chances::default()
     });
-    world.read_all();
-    world.read_all();
-    let delivered = world.disks.faults.delivered();
-    assert!(
-        delivered.torn > 0 && delivered.unwritable > 0,
-        "{delivered:?}"
-    );
-    assert!(world.disk().write_errors > 0);
+    // A busy disk drops fills, so how many writes one round makes is not known.
+    let both = (0..100).any(|_| {
+        world.read_all();
+        let delivered = world.disks.faults.delivered();
+        delivered.torn > 0 && delivered.unwritable > 0 && world.disk().write_errors > 0
+    });
+    assert!(both, "{:?}", world.disks.faults.delivered());
     world.end();
 }
 
