@@ -4,7 +4,8 @@ use anyhow::Result;
 use forebay_engine::checksum::BlockSeed;
 use forebay_engine::disk::geometry::Geometry;
 use forebay_engine::disk::layout::{
-    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, decode_checksums, decode_entries,
+    BatchHeader, EntryRecord, LogId, RegionHeader, Trailer, VoidHeader, decode_checksums,
+    decode_entries,
 };
 use forebay_engine::disk::walk::Walk;
 use forebay_engine::limits::{CHUNK_BYTES, PAGE_BYTES};
@@ -357,6 +358,15 @@ fn no_header(log: LogId, number: u32, page: &[u8], behind: &Behind) -> State {
         // The end of a header, or what is left of one that was being voided.
         return State::Unfinished;
     }
+    let void = VoidHeader::fields(log, page).filter(|void| void.region == number);
+    if let Some(void) = void {
+        // What lies behind is void either way; its end may still be that of the header before.
+        return match VoidHeader::decode(log, page) == Some(void) {
+            true => State::Free,
+            false if behind.torn => State::Unfinished,
+            false => State::Damaged,
+        };
+    }
     let fields = RegionHeader::fields(log, page).filter(|header| header.region == number);
     if let Some(header) = fields {
         // Nothing was appended yet; or its end alone is another's: it was being replaced or voided, when nothing in
@@ -418,6 +428,22 @@ mod tests {
         page
     }
 
+    fn void_page(generation: u32) -> Vec<u8> {
+        let mut page = vec![0; PAGE_BYTES];
+        let region = 3;
+        VoidHeader { region, generation }.encode(LOG, &mut page);
+        page
+    }
+
+    #[test]
+    fn an_emptied_region_is_free() {
+        let page = void_page(4);
+        assert_eq!(told(&page, &old(false)), State::Free);
+        let mut damaged = page;
+        damaged[36] ^= 1;
+        assert_eq!(told(&damaged, &old(false)), State::Damaged);
+    }
+
     /// What lies behind an old header of generation 4.
     fn old(torn: bool) -> Behind {
         Behind {
@@ -462,7 +488,10 @@ mod tests {
             torn: true,
             ..Behind::default()
         };
+        let void = void_page(4);
         for (from, to, behind) in [
+            (&before, &void, old(true)),
+            (&void, &after, old(true)),
             (&zeros, &after, none),
             (&zeros, &after, old(true)),
             (&before, &after, old(true)),

@@ -1,6 +1,6 @@
 //! The region log of one core on one device: its state, its operations, its turn.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -62,11 +62,17 @@ pub(super) struct Log<D: BlockDevice> {
     pub reads: Reads,
     pub reclaim: Option<Reclaim>,
     pub recovery: Option<Recovery>,
-    /// Regions that are to be given back to the device, and how many are being given back.
-    pub discards: VecDeque<u32>,
-    pub discarding: usize,
+    /// Batches that were ever begun.
+    pub batches_begun: u64,
+    /// Regions in which nothing lived, and how many batches had been begun then.
+    pub emptied: BTreeMap<u32, u64>,
     /// Regions that are empty but for readers.
     pub lingering: Vec<u32>,
+    /// Regions whose headers are to be made void; how many are to be free then, and how many to be given back to the
+    /// device.
+    pub discards: VecDeque<u32>,
+    pub voiding: usize,
+    pub discarding: usize,
     /// Regions where pins are to be written.
     pub stale: Stale,
     /// Where a checksum failed last, and when: a damaged table is one fault, not one for each entry.
@@ -81,6 +87,8 @@ pub(super) struct Log<D: BlockDevice> {
     next_sweep: Time,
     /// No region is emptied before.
     pub reclaim_after: Time,
+    /// The last region of which little lived could not be emptied: the next is chosen by its age.
+    pub sparse_failed: bool,
     pub settling: bool,
     pub admission: Admission,
     /// Of the last fill's block.
@@ -120,9 +128,12 @@ impl<D: BlockDevice> Log<D> {
             flush: Flush::default(),
             reads: Reads::default(),
             reclaim: None,
-            discards: VecDeque::new(),
-            discarding: 0,
+            batches_begun: 0,
+            emptied: BTreeMap::new(),
             lingering: Vec::new(),
+            discards: VecDeque::new(),
+            voiding: 0,
+            discarding: 0,
             stale: Stale::default(),
             last_damage: None,
             found_nothing: false,
@@ -131,6 +142,7 @@ impl<D: BlockDevice> Log<D> {
             now: Time(0),
             next_sweep: Time(0),
             reclaim_after: Time(0),
+            sparse_failed: false,
             settling: false,
             admission: Admission::default(),
             last_queue: None,
@@ -415,6 +427,15 @@ impl<D: BlockDevice> Log<D> {
                 format!("{DEVICE_FAULTS_MAX} faults in a short time, the last: {error}"),
             );
         }
+        self.stop_if_mostly_bad(tier);
+    }
+
+    /// What is left of a device of which most regions cannot be written is not worth trying: each try is a fault, but so
+    /// few are left that they do not come fast enough to be too many.
+    pub fn stop_if_mostly_bad(&mut self, tier: &mut Tier) {
+        if let Some((bad, all)) = self.regions.mostly_bad() {
+            self.stop_writing(tier, format!("{bad} of {all} regions cannot be written"));
+        }
     }
 
     /// Books something that is wrong though the device reported nothing.
@@ -500,6 +521,12 @@ impl<D: BlockDevice> Log<D> {
         (spare as u64 * bytes).saturating_sub(tier.writing_bytes as u64)
     }
 
+    /// Whether more regions take room than may, those that are on their way out left aside.
+    pub fn must_evict(&self) -> bool {
+        let leaving = self.voiding + self.discarding;
+        self.regions.occupied() > self.allowance.regions_max.saturating_add(leaving)
+    }
+
     /// Whether more regions take room than may.
     pub fn must_shrink(&self) -> bool {
         self.regions.occupied() > self.allowance.regions_max
@@ -514,7 +541,7 @@ impl<D: BlockDevice> Log<D> {
         for region in self.regions.iter() {
             match region.state() {
                 State::Free { .. } if region.bad => stats.regions_lost += 1,
-                State::Free { .. } => stats.regions_free += 1,
+                State::Free { .. } | State::Voiding | State::Discarding => stats.regions_free += 1,
                 _ => stats.used_bytes += u64::from(region.used_pages) * PAGE_BYTES as u64,
             }
         }

@@ -1,13 +1,26 @@
-//! Giving regions back to the device, and emptied ones to the free list.
+//! Emptied regions: their headers are made void, then they are free, or given back to the device.
+//!
+//! ```text
+//! nothing lives in it -> what replaced it lasts -> no readers -> header void -> flush -> free
+//! ```
+//!
+//! Without the void header the next run would find again what was evicted, for as long as the region is not opened.
 
 use super::device::Log;
 use super::flush::Waits;
+use super::layout::{Queue, VoidHeader};
 use super::log::Buffers;
 use super::ops::Op;
 use super::regions::State;
 use super::tier::Tier;
 use crate::limits::PAGE_BYTES;
 use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
+
+/// A main region of whose pages fewer than so many per cent live is reclaimed first, and what lives is kept: the small
+/// queue would give way for ever while nothing holds the room. No main region is warm then.
+const SPARSE_MAIN_PERCENT: u64 = 50;
+/// The same for a small region. Less, since what is kept gets into the main queue without having been read again.
+const SPARSE_SMALL_PERCENT: u64 = 25;
 
 impl<D: BlockDevice> Log<D> {
     /// Free regions that still take room on the device are given back first.
@@ -32,7 +45,7 @@ impl<D: BlockDevice> Log<D> {
         self.discards.push_back(region);
     }
 
-    /// Voids the headers of regions that are to be given back: what a device gives for discarded
+    /// Voids the headers of regions that are to be free, or to be given back: what a device gives for discarded
     /// bytes may be anything, also the old header.
     pub fn void_headers(&mut self, buffers: &mut impl Buffers) -> bool {
         let mut some = false;
@@ -41,8 +54,18 @@ impl<D: BlockDevice> Log<D> {
                 return some;
             };
             self.discards.pop_front();
-            lease.bytes_mut().fill(0);
+            let entry = self.regions.get(region);
+            match entry.filter(|entry| entry.state() == State::Voiding) {
+                Some(entry) => VoidHeader {
+                    region,
+                    generation: entry.generation,
+                }
+                .encode(self.shared.log, lease.bytes_mut()),
+                // As what was discarded will be read.
+                None => lease.bytes_mut().fill(0),
+            }
             let bytes = buffers.freeze(lease);
+            self.stats.overhead_bytes += bytes.len() as u64;
             let tag = self.ops.begin(Op::Void(region));
             let offset_bytes = self.offset_bytes(region, 0);
             self.submit(DeviceOp::Write {
@@ -55,7 +78,7 @@ impl<D: BlockDevice> Log<D> {
         some
     }
 
-    /// A region's header is void, or could not be made so: then it is not given back either.
+    /// A region's header is void, or could not be made so: then it is neither free nor given back.
     pub fn void_done(
         &mut self,
         now: Time,
@@ -65,8 +88,37 @@ impl<D: BlockDevice> Log<D> {
     ) {
         match result {
             Ok(()) => self.flush.request(Waits::Void(region)),
-            Err(_) => self.discard_done(now, region, result, tier),
+            Err(error) => {
+                self.not_voided(region);
+                self.fault(now, error, tier);
+            }
         }
+    }
+
+    /// The void header lasts.
+    pub fn void_lasts(&mut self, region: u32) {
+        // Nothing on the device says anything of what was here, right or wrong.
+        self.stale.forget(region);
+        let state = self.regions.get(region).map(|entry| entry.state());
+        if state == Some(State::Voiding) {
+            self.voiding -= 1;
+            return self.regions.free(region, false);
+        }
+        self.discard(region);
+    }
+
+    /// Nobody knows what a region's header says: it is left alone until the next start.
+    pub fn not_voided(&mut self, region: u32) {
+        let state = self.regions.get(region).map(|entry| entry.state());
+        if state != Some(State::Voiding) {
+            return self.not_discarded(region);
+        }
+        self.stats.write_errors += 1;
+        self.voiding -= 1;
+        if let Some(entry) = self.regions.get_mut(region) {
+            entry.bad = true;
+        }
+        self.regions.free(region, false);
     }
 
     pub fn discard(&mut self, region: u32) {
@@ -103,7 +155,55 @@ impl<D: BlockDevice> Log<D> {
         self.regions.discarded(region, false);
     }
 
-    /// Emptied regions become free when nobody reads there any more: a read that hangs holds one region, and
+    /// Regions in which nothing lives any more need no reclaim.
+    pub fn empty_dead(&mut self, tier: &mut Tier) -> bool {
+        let emptied = tier.take_emptied(self.number);
+        self.emptied.extend(
+            emptied
+                .into_iter()
+                .map(|region| (region, self.batches_begun)),
+        );
+        if self.emptied.is_empty() {
+            return false;
+        }
+        // What replaced its entries must be named before they are not: batches begun before it was emptied are done.
+        let oldest = self.batches.iter().map(|(_, batch)| batch.number).min();
+        let mut some = false;
+        for (region, since) in std::mem::take(&mut self.emptied) {
+            let state = self.regions.get(region).map(|entry| entry.state());
+            let is_final = matches!(state, Some(State::Sealed | State::Abandoned));
+            let is_gone = matches!(
+                state,
+                None | Some(State::Free { .. } | State::Voiding | State::Discarding)
+            );
+            if is_gone || self.lives(region, tier) {
+                continue;
+            }
+            if !is_final || oldest.is_some_and(|oldest| oldest < since) {
+                self.emptied.insert(region, since);
+                continue;
+            }
+            some = true;
+            self.regions.dequeue(region);
+            self.regions.set_state(region, State::Reclaiming);
+            tier.tables.forget(self.number, region);
+            self.flush.request(Waits::Emptied(region));
+        }
+        some
+    }
+
+    /// Whether something of this core's lives in a region of its own, or may of another core's.
+    pub fn lives(&self, region: u32, tier: &Tier) -> bool {
+        let rehomed = self.regions.get(region).is_some_and(|entry| entry.rehomed);
+        rehomed || tier.heat(self.number, region).live_pages > 0
+    }
+
+    /// What replaced a region's entries lasts.
+    pub fn emptied_lasts(&mut self, region: u32) {
+        self.lingering.push(region);
+    }
+
+    /// Emptied regions are given up when nobody reads there any more: a read that hangs holds one region, and
     /// no reclaim.
     pub fn free_emptied(&mut self) -> bool {
         let mut some = false;
@@ -119,11 +219,38 @@ impl<D: BlockDevice> Log<D> {
             }
             some = true;
             self.lingering.swap_remove(at);
-            self.regions.release(region, false);
-            if self.regions.take_partial(region) {
-                self.discard_later(region);
-            }
+            self.give_up(region);
         }
         some
+    }
+
+    /// The region holds nothing any more, and nobody of this core reads there.
+    pub fn give_up(&mut self, region: u32) {
+        let rehomed = self.regions.get(region).is_some_and(|entry| entry.rehomed);
+        self.regions.vacate(region, State::Voiding);
+        if self.regions.take_partial(region) {
+            return self.discard_later(region);
+        }
+        if rehomed {
+            // Other cores go on reading theirs until it is opened.
+            self.stale.forget(region);
+            return self.regions.free(region, false);
+        }
+        self.voiding += 1;
+        self.discards.push_back(region);
+    }
+
+    /// Sealed regions of which little lives: the one with the least, if moving that is worth the room.
+    pub fn sparsest(&self, tier: &Tier) -> Option<u32> {
+        let pages = u64::from(self.geometry.region_pages());
+        let live = |region: &u32| u64::from(tier.heat(self.number, *region).live_pages);
+        let of = |queue: Queue, percent: u64| {
+            let members = self.regions.members(queue);
+            let sparse = members.filter(move |region| live(region) * 100 < pages * percent);
+            sparse.min_by_key(live)
+        };
+        let main = of(Queue::Main, SPARSE_MAIN_PERCENT);
+        let small = of(Queue::Small, SPARSE_SMALL_PERCENT);
+        main.into_iter().chain(small).min_by_key(live)
     }
 }

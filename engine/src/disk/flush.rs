@@ -11,7 +11,9 @@ pub(super) enum Waits {
     Tables(u32),
     /// A region whose header is written: data may follow.
     Region(u32),
-    /// A region whose header is void: it may be given back.
+    /// A region in which nothing lives: what replaced it was written before.
+    Emptied(u32),
+    /// A region whose header is void: it may be opened, or given back.
     Void(u32),
     /// Nobody: the last flush before an end.
     Nobody,

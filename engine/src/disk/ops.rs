@@ -28,7 +28,7 @@ pub(super) enum Op {
     ReclaimTables,
     /// Pages of an entry that reclaim keeps: which one, and its first page.
     ReclaimRead(usize, u16),
-    /// The header of a region that is to be given back.
+    /// The header of a region that was emptied.
     Void(u32),
     /// A region given back to the device.
     Discard(u32),

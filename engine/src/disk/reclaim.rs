@@ -1,8 +1,10 @@
 //! Emptying the oldest region: what is worth keeping is read, checked and appended to the main queue.
 //!
 //! ```text
-//! choose -> footer -> decide for each entry -> move -> moved parts last -> no readers -> free
+//! choose -> footer -> decide for each entry -> move -> moved parts last -> no readers -> void -> free
 //! ```
+//!
+//! Of a region of which little lives all that does is kept, wherever it stands in its queue.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -67,6 +69,8 @@ pub(super) struct Reclaim {
     failed: bool,
     /// The region stays: what is moved are entries of which the device does not know whether they are pinned.
     pub for_pins: bool,
+    /// All that lives in it stays: there is little.
+    pub keeps_all: bool,
     /// Entries of the index when it began, when they are why.
     crowd: Option<usize>,
 }
@@ -129,7 +133,7 @@ impl<D: BlockDevice> Log<D> {
         if self.is_recovering() {
             return false;
         }
-        let given = self.void_headers(buffers) | self.free_emptied();
+        let given = self.empty_dead(tier) | self.free_emptied() | self.void_headers(buffers);
         if given || (self.must_shrink() && self.give_back_free()) {
             return true;
         }
@@ -152,24 +156,34 @@ impl<D: BlockDevice> Log<D> {
         if now < self.reclaim_after {
             return false;
         }
-        let short = self.regions.usable(self.may_grow()) < FREE_MIN;
-        let wanted = short || self.must_shrink() || tier.is_crowded();
+        let short = self.regions.usable(self.may_grow()) + self.voiding < FREE_MIN;
+        let wanted = short || self.must_evict() || tier.is_crowded();
         // The look at the batches comes last: there may be tens of thousands of parts in them.
         let for_pins = !wanted && self.stale.is_due(now);
         if !(wanted || for_pins || self.admission.hand_is_due) || self.has_moving_batches() {
             return false;
         }
         let hand = !for_pins && std::mem::take(&mut self.admission.hand_is_due);
-        let region = match hand {
-            true => self.move_hand(tier),
-            false if for_pins => self.take_stale(),
-            false => self.oldest_region(tier),
+        // Moving entries makes them no fewer.
+        let may_move = wanted && !hand && !tier.is_crowded();
+        let may_move = may_move && !std::mem::take(&mut self.sparse_failed);
+        let sparse = may_move.then(|| self.sparsest(tier)).flatten();
+        let keeps_all = sparse.is_some();
+        let region = match sparse {
+            Some(region) => {
+                self.regions.dequeue(region);
+                Some(region)
+            }
+            None if hand => self.move_hand(tier),
+            None if for_pins => self.take_stale(),
+            None => self.oldest_region(tier),
         };
         let Some(region) = region else {
             return false;
         };
-        if !for_pins {
-            self.stale.forget(region);
+        if keeps_all {
+            self.stats.regions_reclaimed += 1;
+        } else if !for_pins {
             tier.has_evicted = true;
             // More ghosts than entries would let blocks into the main queue that no cache of this size could
             // have kept.
@@ -190,7 +204,8 @@ impl<D: BlockDevice> Log<D> {
             moving: 0,
             failed: false,
             for_pins,
-            crowd: (!short && !hand && !for_pins && !self.must_shrink()).then(|| tier.index.len()),
+            keeps_all,
+            crowd: (!short && !hand && !for_pins && !self.must_evict()).then(|| tier.index.len()),
         });
         true
     }
@@ -321,6 +336,7 @@ impl<D: BlockDevice> Log<D> {
             return;
         };
         let (region, for_pins) = (reclaim.region, reclaim.for_pins);
+        let keeps_all = reclaim.keeps_all;
         let records = std::mem::take(&mut reclaim.records);
         let end = records.len().min(reclaim.decided + DECIDE_MAX);
         let some = &records[reclaim.decided.min(end)..end];
@@ -340,7 +356,7 @@ impl<D: BlockDevice> Log<D> {
                 }
                 continue;
             }
-            if extent.pinned || tier.is_hot(&extent) {
+            if keeps_all || extent.pinned || tier.is_hot(&extent) {
                 keeps.push((extent, record.len_bytes));
                 continue;
             }
@@ -500,6 +516,7 @@ impl<D: BlockDevice> Log<D> {
         if reclaim.failed {
             // What could not be moved is still here.
             self.reclaim_after = now + RECLAIM_PAUSE;
+            self.sparse_failed = reclaim.keeps_all;
             if reclaim.for_pins {
                 self.stale.retry(region);
             }

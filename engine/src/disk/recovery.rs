@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::DeviceState;
 use super::device::Log;
 use super::index::{Extent, LOOK_AHEAD, Place};
-use super::layout::{EntryRecord, Queue, RegionHeader, Trailer, decode_entries};
+use super::layout::{EntryRecord, Queue, RegionHeader, Trailer, VoidHeader, decode_entries};
 use super::log::Buffers;
 use super::ops::Op;
 use super::reads::Foreign;
@@ -268,18 +268,26 @@ impl<D: BlockDevice> Log<D> {
             RegionHeader::decode(self.shared.log, bytes).filter(|header| header.region == region);
         let cores = self.regions.cores();
         let Some(header) = header else {
-            // Never opened, or not to be understood: free. Zeros where nothing was written.
+            let void = VoidHeader::decode(self.shared.log, bytes);
+            if let Some(void) = void.filter(|void| void.region == region)
+                && let Some(entry) = self.regions.get_mut(region)
+            {
+                entry.generation = void.generation;
+            }
+            // Never opened, emptied, or not to be understood: free. Zeros where nothing was written.
             let punched = !bytes.is_empty() && bytes.iter().all(|byte| *byte == 0);
             return self.regions.set_state(region, State::Free { punched });
         };
         let Some(entry) = self.regions.get_mut(region) else {
             return;
         };
+        let rehomed = u32::from(header.cores) != cores;
         entry.generation = header.generation;
         entry.sequence = header.sequence;
+        entry.rehomed = rehomed;
         self.regions.sequence = self.regions.sequence.max(header.sequence);
         self.shared.set_generation(region, header.generation);
-        if u32::from(header.cores) != cores {
+        if rehomed {
             self.shared.rehome.regions.lock().push((region, header));
         }
         self.add_job(region, header);
@@ -491,6 +499,17 @@ impl<D: BlockDevice> Log<D> {
         };
         tier.recovery_ended();
         self.regions.collect_free();
+        if recovery.left_out == 0 {
+            // Also regions from which nothing was taken in.
+            self.emptied = self
+                .regions
+                .queue_members()
+                .map(|region| (region, 0))
+                .collect();
+        } else {
+            // A next run with more memory finds it there, if nothing comes in between.
+            tier.take_emptied(self.number);
+        }
         self.leave_room(tier);
         self.state = DeviceState::Serving;
         self.stats.recovered_entries = recovery.entries;

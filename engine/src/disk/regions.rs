@@ -23,6 +23,8 @@ pub(super) enum State {
     Abandoned,
     /// What is worth keeping is being moved out of it.
     Reclaiming,
+    /// Emptied; its header is being made void, so that the next run does not find what was in it.
+    Voiding,
     /// Its contents are being given back to the device.
     Discarding,
 }
@@ -57,6 +59,8 @@ pub(super) struct Region {
     pub trailer: Option<Lease>,
     /// The device had no room for all of it: to be given back before it is used again.
     pub partial: bool,
+    /// Written under another number of cores: other cores may have entries here.
+    pub rehomed: bool,
     /// A write to it failed for a reason that will come back: not to be opened again.
     pub bad: bool,
 }
@@ -80,6 +84,7 @@ impl Region {
             held: None,
             trailer: None,
             partial: false,
+            rehomed: false,
             bad: false,
         }
     }
@@ -215,8 +220,8 @@ impl Regions {
         self.free.len().min(taking + self.punched.min(growth))
     }
 
-    /// The region holds nothing any more.
-    pub fn release(&mut self, region: u32, punched: bool) {
+    /// The region holds nothing any more. Its header is still there: see [`Regions::free`].
+    pub fn vacate(&mut self, region: u32, state: State) {
         let Some(entry) = self.get_mut(region) else {
             return;
         };
@@ -224,10 +229,15 @@ impl Regions {
         entry.used_pages = 0;
         entry.entries = 0;
         entry.held = None;
-        let bad = entry.bad;
-        self.set_state(region, State::Free { punched });
+        entry.rehomed = false;
         self.holding[queue as usize] -= 1;
-        if bad {
+        self.set_state(region, state);
+    }
+
+    /// A region that holds nothing can be opened.
+    pub fn free(&mut self, region: u32, punched: bool) {
+        self.set_state(region, State::Free { punched });
+        if self.get(region).is_none_or(|entry| entry.bad) {
             return;
         }
         // Room that is already taken is used before the file grows.
@@ -238,20 +248,21 @@ impl Regions {
         }
     }
 
+    /// The region holds nothing any more, and nothing on the device says that it does.
+    pub fn release(&mut self, region: u32, punched: bool) {
+        self.vacate(region, State::Free { punched });
+        self.free(region, punched);
+    }
+
     /// A free region that takes room on the device, for giving it back.
     pub fn take_unpunched(&mut self) -> Option<u32> {
         self.take_free(false)
     }
 
-    /// Takes a region that was just released and of which the device holds only a part.
+    /// Whether the device holds only a part of the region; not any more from here on.
     pub fn take_partial(&mut self, region: u32) -> bool {
-        let partial = self
-            .get_mut(region)
-            .is_some_and(|entry| std::mem::take(&mut entry.partial));
-        if partial {
-            self.free.retain(|free| *free != region);
-        }
-        partial
+        self.get_mut(region)
+            .is_some_and(|entry| std::mem::take(&mut entry.partial))
     }
 
     /// A free region was given back to the device; or could not be, and is left alone until the next start.
@@ -291,6 +302,15 @@ impl Regions {
         }
     }
 
+    /// The complete regions of a queue, oldest first.
+    pub fn members(&self, queue: Queue) -> impl Iterator<Item = u32> + '_ {
+        let members = match queue {
+            Queue::Small => &self.small,
+            Queue::Main => &self.main,
+        };
+        members.iter().copied()
+    }
+
     /// All complete regions.
     pub fn queue_members(&self) -> impl Iterator<Item = u32> + '_ {
         self.small.iter().chain(&self.main).copied()
@@ -302,9 +322,13 @@ impl Regions {
         self.main.retain(|member| *member != region);
     }
 
-    /// Whether there is no region that can be written.
-    pub fn all_bad(&self) -> bool {
-        self.all.iter().all(|region| region.bad)
+    /// How many regions cannot be written, and how many there are, when those are more than half.
+    pub fn mostly_bad(&self) -> Option<(usize, usize)> {
+        let (bad, all) = (
+            self.all.iter().filter(|region| region.bad).count(),
+            self.all.len(),
+        );
+        (2 * bad > all).then_some((bad, all))
     }
 
     /// Drops buffers that wait to be written.

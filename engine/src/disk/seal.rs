@@ -167,7 +167,8 @@ impl<D: BlockDevice> Log<D> {
                 Waits::Tables(region) => self.write_trailer(region, buffers),
                 Waits::Region(region) => self.region_opened(region),
                 Waits::Header(batch) => self.finish_batch(batch),
-                Waits::Void(region) => self.discard(region),
+                Waits::Emptied(region) => self.emptied_lasts(region),
+                Waits::Void(region) => self.void_lasts(region),
                 Waits::Nobody => {}
             }
         }
@@ -179,7 +180,8 @@ impl<D: BlockDevice> Log<D> {
             Waits::Data(batch) | Waits::Header(batch) => self.batch_failed(batch, error, tier),
             Waits::Tables(region) => self.sealing_failed(region),
             Waits::Region(region) => self.opening_failed(region, error),
-            Waits::Void(region) => self.not_discarded(region),
+            Waits::Emptied(region) => self.put_back(region),
+            Waits::Void(region) => self.not_voided(region),
             Waits::Nobody => {}
         }
     }
@@ -261,7 +263,8 @@ impl<D: BlockDevice> Log<D> {
                 continue;
             }
             let (region, broken) = (open.region, open.broken);
-            let empty = self.held(region).is_none_or(|held| held.records.is_empty());
+            let empty = self.held(region).is_none_or(|held| held.records.is_empty())
+                || !self.lives(region, tier);
             if broken || empty {
                 self.streams[queue as usize].sealing.remove(at);
                 self.abandon(region);
@@ -288,6 +291,7 @@ impl<D: BlockDevice> Log<D> {
         }
         self.regions.set_state(region, State::Abandoned);
         self.regions.enqueue(region);
+        self.emptied.entry(region).or_insert(self.batches_begun);
     }
 
     /// Writes both tables of the footer. False when there is no buffer for them now.

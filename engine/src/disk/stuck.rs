@@ -24,6 +24,7 @@ impl<D: BlockDevice> Log<D> {
         self.reclaim = None;
         self.stale.clear();
         self.discards.clear();
+        self.emptied.clear();
     }
 
     fn drop_staged(&mut self, queue: Queue, tier: &mut Tier) {
@@ -81,7 +82,7 @@ impl<D: BlockDevice> Log<D> {
     pub fn drop_if_stuck(&mut self, now: Time, queue: Queue, tier: &mut Tier) -> bool {
         let stream = &self.streams[queue as usize];
         let has_region = stream.open.is_some() || stream.next.is_some() || stream.opening;
-        if !stream.is_due(now, self.settling) || has_region || self.discarding > 0 {
+        if !stream.is_due(now, self.settling) || has_region || self.discarding + self.voiding > 0 {
             return false;
         }
         let usable = self.regions.usable(self.may_grow());
@@ -92,9 +93,7 @@ impl<D: BlockDevice> Log<D> {
             _ if self.may_come(usable, queue) => false,
             _ => {
                 self.drop_staged(queue, tier);
-                if self.regions.all_bad() {
-                    self.stop_writing(tier, "no region of it can be written".into());
-                }
+                self.stop_if_mostly_bad(tier);
                 true
             }
         }
@@ -141,8 +140,11 @@ impl<D: BlockDevice> Log<D> {
         let Some(region) = self.reclaim.as_ref().and_then(Reclaim::is_waiting) else {
             return false;
         };
-        if self.reclaim.take().is_some_and(|reclaim| reclaim.for_pins) {
-            self.stale.retry(region);
+        if let Some(reclaim) = self.reclaim.take() {
+            self.sparse_failed = reclaim.keeps_all;
+            if reclaim.for_pins {
+                self.stale.retry(region);
+            }
         }
         self.streams[Queue::Main as usize].hurry = false;
         self.reclaim_after = now + RECLAIM_PAUSE;
@@ -163,7 +165,7 @@ impl<D: BlockDevice> Log<D> {
     /// After recovery: regions that had been emptied before may have been found again with all that was in
     /// them. Frees those that hold least, so that appending can begin.
     pub fn leave_room(&mut self, tier: &mut Tier) {
-        let missing = FREE_MIN.saturating_sub(self.regions.usable(true));
+        let missing = FREE_MIN.saturating_sub(self.regions.usable(true) + self.voiding);
         if missing == 0 {
             return;
         }
@@ -193,7 +195,7 @@ impl<D: BlockDevice> Log<D> {
         for region in gone {
             self.stats.regions_reclaimed += 1;
             self.regions.dequeue(region);
-            self.regions.release(region, false);
+            self.give_up(region);
         }
     }
 

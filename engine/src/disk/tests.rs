@@ -4,6 +4,7 @@ mod forget;
 mod hangs;
 mod pins;
 mod recovery;
+mod room;
 mod steps;
 
 use std::cell::RefCell;

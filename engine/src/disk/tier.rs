@@ -36,6 +36,16 @@ struct Recovered {
     entries: usize,
 }
 
+/// What the index's entries add up to.
+#[derive(Debug)]
+struct Books {
+    live: [Live; DEVICES_MAX],
+    /// How warm each region of each device is.
+    heat: Vec<Vec<Heat>>,
+    /// Regions of each device in which nothing lives any more since somebody looked.
+    emptied: Vec<BTreeSet<u32>>,
+}
+
 #[derive(Debug)]
 pub(super) struct Tier {
     pub config: DiskConfig,
@@ -49,9 +59,7 @@ pub(super) struct Tier {
     pub writing_bytes: usize,
     /// Extents that were ever put in.
     pub insertions: u64,
-    live: [Live; DEVICES_MAX],
-    /// How warm each region of each device is.
-    heat: Vec<Vec<Heat>>,
+    books: Books,
     /// Regions that recovery took entries from, by queue, oldest first.
     recovered: [VecDeque<Recovered>; 2],
     /// Devices that are being recovered.
@@ -68,8 +76,11 @@ impl Tier {
             has_evicted: false,
             writing_bytes: 0,
             insertions: 0,
-            live: [Live::default(); DEVICES_MAX],
-            heat: Vec::new(),
+            books: Books {
+                live: [Live::default(); DEVICES_MAX],
+                heat: Vec::new(),
+                emptied: Vec::new(),
+            },
             recovered: Default::default(),
             recovering: 0,
             config,
@@ -77,17 +88,19 @@ impl Tier {
     }
 
     pub fn live(&self, device: u8) -> Live {
-        self.live[usize::from(device) % DEVICES_MAX]
+        self.books.live[usize::from(device) % DEVICES_MAX]
     }
 
     /// One more device, of so many regions.
     pub fn add_device(&mut self, regions: u32) {
-        self.heat.push(vec![Heat::default(); regions as usize]);
+        let heat = vec![Heat::default(); regions as usize];
+        self.books.heat.push(heat);
+        self.books.emptied.push(BTreeSet::new());
         self.recovering += 1;
     }
 
     pub fn heat(&self, device: u8, region: u32) -> Heat {
-        let regions = self.heat.get(usize::from(device));
+        let regions = self.books.heat.get(usize::from(device));
         regions
             .and_then(|regions| regions.get(region as usize))
             .copied()
@@ -96,9 +109,16 @@ impl Tier {
 
     /// The region's heat, for changing it. Nothing known of it: none.
     pub fn heat_mut(&mut self, device: u8, region: u32) -> Option<&mut Heat> {
-        self.heat
+        self.books
+            .heat
             .get_mut(usize::from(device))?
             .get_mut(region as usize)
+    }
+
+    /// Regions of a device in which nothing lives any more, as far as this core knows, since this was asked last.
+    pub fn take_emptied(&mut self, device: u8) -> BTreeSet<u32> {
+        let emptied = self.books.emptied.get_mut(usize::from(device));
+        emptied.map(std::mem::take).unwrap_or_default()
     }
 
     /// The entry was read again.
@@ -124,13 +144,11 @@ impl Tier {
     /// Puts an extent in, not hit; what it covers goes. False when the index is full.
     pub fn insert(&mut self, mut extent: Extent) -> bool {
         extent.stamp = 0;
-        let (live, heat) = (&mut self.live, &mut self.heat);
-        let inserted = self
-            .index
-            .insert(extent, &mut |gone| subtract(live, heat, &gone));
+        let books = &mut self.books;
+        let inserted = self.index.insert(extent, &mut |gone| books.subtract(&gone));
         if inserted {
             self.insertions += 1;
-            let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
+            let account = &mut self.books.live[usize::from(extent.place.device()) % DEVICES_MAX];
             account.entries += 1;
             account.pages += u64::from(extent.pages);
             if extent.pinned {
@@ -145,13 +163,13 @@ impl Tier {
 
     pub fn remove(&mut self, block: BlockId, first_page: u16, place: Place) -> Option<Extent> {
         let gone = self.index.remove(block, first_page, place)?;
-        subtract(&mut self.live, &mut self.heat, &gone);
+        self.books.subtract(&gone);
         Some(gone)
     }
 
     /// Books an extent as pinned, or not any more.
     pub fn count_pinned(&mut self, extent: &Extent, pinned: bool) {
-        let account = &mut self.live[usize::from(extent.place.device()) % DEVICES_MAX];
+        let account = &mut self.books.live[usize::from(extent.place.device()) % DEVICES_MAX];
         let pages = u64::from(extent.pages);
         if pinned {
             account.pinned += 1;
@@ -163,15 +181,15 @@ impl Tier {
     }
 
     pub fn remove_block(&mut self, block: BlockId) {
-        let (live, heat) = (&mut self.live, &mut self.heat);
+        let books = &mut self.books;
         self.index
-            .remove_block(block, &mut |gone| subtract(live, heat, &gone));
+            .remove_block(block, &mut |gone| books.subtract(&gone));
     }
 
     pub fn remove_where(&mut self, pred: impl Fn(&Extent) -> bool) {
-        let (live, heat) = (&mut self.live, &mut self.heat);
+        let books = &mut self.books;
         self.index
-            .remove_where(pred, &mut |gone| subtract(live, heat, &gone));
+            .remove_where(pred, &mut |gone| books.subtract(&gone));
     }
 
     /// Recovery takes so many entries in from a region.
@@ -201,7 +219,7 @@ impl Tier {
                 break;
             }
             self.has_evicted = true;
-            let (live, heat, ghosts) = (&mut self.live, &mut self.heat, &mut self.ghosts);
+            let (books, ghosts) = (&mut self.books, &mut self.ghosts);
             self.index.remove_where(
                 |extent| {
                     let place = (extent.place.device(), extent.place.region());
@@ -210,7 +228,7 @@ impl Tier {
                 &mut |extent| {
                     sum.entries += 1;
                     sum.pages += u64::from(extent.pages);
-                    subtract(live, heat, &extent);
+                    books.subtract(&extent);
                     ghosts.remember(extent.block);
                 },
             );
@@ -268,23 +286,29 @@ impl Tier {
     }
 }
 
-fn subtract(live: &mut [Live; DEVICES_MAX], heat: &mut [Vec<Heat>], gone: &Extent) {
-    let (device, region) = (
-        usize::from(gone.place.device()),
-        gone.place.region() as usize,
-    );
-    let account = &mut live[device % DEVICES_MAX];
-    account.entries = account.entries.saturating_sub(1);
-    account.pages = account.pages.saturating_sub(u64::from(gone.pages));
-    if gone.pinned {
-        account.pinned = account.pinned.saturating_sub(1);
-        account.pinned_pages = account.pinned_pages.saturating_sub(u64::from(gone.pages));
-    }
-    if let Some(heat) = heat.get_mut(device).and_then(|all| all.get_mut(region)) {
-        let pages = u32::from(gone.pages);
-        heat.live_pages = heat.live_pages.saturating_sub(pages);
-        if gone.stamp == heat.stamp {
-            heat.hot_pages = heat.hot_pages.saturating_sub(pages);
+impl Books {
+    /// An entry is not in the index any more.
+    fn subtract(&mut self, gone: &Extent) {
+        let (device, region) = (usize::from(gone.place.device()), gone.place.region());
+        let account = &mut self.live[device % DEVICES_MAX];
+        account.entries = account.entries.saturating_sub(1);
+        account.pages = account.pages.saturating_sub(u64::from(gone.pages));
+        if gone.pinned {
+            account.pinned = account.pinned.saturating_sub(1);
+            account.pinned_pages = account.pinned_pages.saturating_sub(u64::from(gone.pages));
+        }
+        let heat = self.heat.get_mut(device);
+        if let Some(heat) = heat.and_then(|all| all.get_mut(region as usize)) {
+            let pages = u32::from(gone.pages);
+            heat.live_pages = heat.live_pages.saturating_sub(pages);
+            if gone.stamp == heat.stamp {
+                heat.hot_pages = heat.hot_pages.saturating_sub(pages);
+            }
+            if heat.live_pages == 0
+                && let Some(emptied) = self.emptied.get_mut(device)
+            {
+                emptied.insert(region);
+            }
         }
     }
 }

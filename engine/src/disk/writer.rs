@@ -28,6 +28,8 @@ use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 /// Parts that are written together.
 #[derive(Debug)]
 pub(super) struct Batch {
+    /// Larger than that of each batch that was begun before.
+    pub number: u64,
     pub queue: Queue,
     pub region: u32,
     pub page: u32,
@@ -412,7 +414,10 @@ impl<D: BlockDevice> Log<D> {
         open.batches += 1;
         self.stats.overhead_bytes += lease.len() as u64;
         self.hold(region, header_pages, at, &header);
+        let number = self.batches_begun;
+        self.batches_begun += 1;
         let batch = self.batches.insert(Batch {
+            number,
             queue,
             region,
             page,

@@ -8,7 +8,7 @@
 //! |---|---|
 //! | `frame` | head and crc of every structure |
 //! | `superblock` | page 0 of the device: [`Superblock`], and what else may be there: [`NotOurs`] |
-//! | `region` | page 0 of a region: [`RegionHeader`] |
+//! | `region` | page 0 of a region: [`RegionHeader`], or of an emptied one: [`VoidHeader`] |
 //! | `batch` | what was appended together: [`BatchHeader`] |
 //! | `trailer` | the last page of a sealed region: [`Trailer`] |
 //! | `entry` | tables of a batch header and of a footer: [`EntryRecord`], checksums |
@@ -26,7 +26,7 @@ pub use entry::{
     ENTRY_BYTES, EntryRecord, decode_checksums, decode_entries, encode_checksums, encode_entries,
 };
 pub use frame::{FORMAT_VERSION, chain_of};
-pub use region::{Queue, RegionHeader};
+pub use region::{Queue, RegionHeader, VoidHeader};
 pub use superblock::{NotOurs, OWNER_BYTES_MAX, Superblock};
 pub use trailer::Trailer;
 

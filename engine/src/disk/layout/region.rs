@@ -5,6 +5,7 @@ use super::frame::{Magic, Reader, Writer, chain_of, crc_holds};
 use crate::limits::PAGE_BYTES;
 
 const MAGIC: Magic = *b"FBregion";
+const VOID_MAGIC: Magic = *b"FBvacant";
 
 /// Which of S3-FIFO's queues a region belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -105,5 +106,45 @@ impl RegionHeader {
         let mut page = [0; PAGE_BYTES];
         self.encode(log, &mut page);
         chain_of(&page)
+    }
+}
+
+/// Page 0 of a region that was emptied: what lies behind it is void. Not zeros, which mean that the region takes no room
+/// on its device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VoidHeader {
+    /// Which region; misdirected writes are seen.
+    pub region: u32,
+    /// The generation that is over.
+    pub generation: u32,
+}
+
+impl VoidHeader {
+    /// Writes it into `page`.
+    ///
+    /// # Panics
+    /// When `page` is not one page.
+    pub fn encode(&self, log: LogId, page: &mut [u8]) {
+        assert_eq!(page.len(), PAGE_BYTES, "a region header is one page");
+        let mut writer = Writer::begin(page, VOID_MAGIC, log);
+        writer.u32(self.region);
+        writer.u32(self.generation);
+        writer.finish();
+    }
+
+    /// The header in the first page of `page`, when it is one of `log`.
+    pub fn decode(log: LogId, page: &[u8]) -> Option<Self> {
+        Self::fields(log, page).filter(|_| crc_holds(&page[..PAGE_BYTES]))
+    }
+
+    /// The same whether or not its crc holds: the device may have written only the first sectors. For people.
+    pub fn fields(log: LogId, page: &[u8]) -> Option<Self> {
+        let mut reader = Reader::begin(page.get(..PAGE_BYTES)?, VOID_MAGIC, log)?;
+        let void = Self {
+            region: reader.u32()?,
+            generation: reader.u32()?,
+        };
+        reader.finish()?;
+        Some(void)
     }
 }

@@ -32,6 +32,13 @@ fn region_header() -> RegionHeader {
     }
 }
 
+fn void_header() -> VoidHeader {
+    VoidHeader {
+        region: 77,
+        generation: 3,
+    }
+}
+
 fn entry(number: u32, region_page: u32, len_bytes: u32) -> EntryRecord {
     EntryRecord {
         block: BlockId {
@@ -107,6 +114,7 @@ fn golden_bytes() {
         page_of(|page| trailer().encode(LOG, page)),
         entries,
         checksums,
+        page_of(|page| void_header().encode(LOG, page)),
     ]
     .iter()
     .map(|bytes| blake3::hash(bytes).to_hex()[..16].to_owned())
@@ -119,7 +127,7 @@ fn golden_bytes() {
     assert_eq!(
         hashes.join(" "),
         "ebbb653cf96b7d3b 0d93e815628ea553 b328d685e6290efc a90a45ff817d603a 10aa79157e8bda9d \
-         90c07965cfff2826 88f6b2ae5e642db2"
+         90c07965cfff2826 88f6b2ae5e642db2 9cfd0999d35b60a2"
     );
     assert_eq!(
         numbers,
@@ -133,6 +141,8 @@ fn what_was_encoded_is_decoded() {
     let page = page_of(|page| region_header().encode(LOG, page));
     assert_eq!(RegionHeader::decode(LOG, &page), Some(region_header()));
     assert_eq!(region_header().chain(LOG), chain_of(&page));
+    let page = page_of(|page| void_header().encode(LOG, page));
+    assert_eq!(VoidHeader::decode(LOG, &page), Some(void_header()));
     let page = page_of(|page| trailer().encode(LOG, page));
     assert_eq!(Trailer::decode(LOG, &page), Some(trailer()));
     for entries in [1, 3, 90, 512] {
@@ -171,6 +181,8 @@ fn every_flipped_bit_is_refused() {
     });
     let page = page_of(|page| region_header().encode(LOG, page));
     refused(page, "region", |b| RegionHeader::decode(LOG, b).is_some());
+    let page = page_of(|page| void_header().encode(LOG, page));
+    refused(page, "void", |b| VoidHeader::decode(LOG, b).is_some());
     let page = page_of(|page| trailer().encode(LOG, page));
     refused(page, "trailer", |b| Trailer::decode(LOG, b).is_some());
     refused(bytes_of(&batch(3)), "batch", |bytes| {
@@ -217,6 +229,10 @@ fn structures_of_another_log_or_kind_are_refused() {
     assert_eq!(BatchHeader::peek(OTHER, &batch), None);
     assert_eq!(BatchHeader::decode(OTHER, &batch), None);
     assert_eq!(RegionHeader::decode(LOG, &sealed), None);
+    let void = page_of(|page| void_header().encode(LOG, page));
+    assert_eq!(VoidHeader::decode(OTHER, &void), None);
+    assert_eq!(VoidHeader::decode(LOG, &region), None);
+    assert_eq!(RegionHeader::decode(LOG, &void), None);
     assert_eq!(Trailer::decode(LOG, &region), None);
     assert_eq!(BatchHeader::decode(LOG, &region), None);
     assert_ne!(region_header().chain(LOG), region_header().chain(OTHER));
