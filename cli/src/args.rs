@@ -22,7 +22,7 @@ mod group;
 mod nonsense;
 mod serving;
 
-pub use group::{DrainArgs, GroupArgs, ServeArgs, StopArgs};
+pub use group::{DoctorArgs, DrainArgs, GroupArgs, RdmaArgs, ServeArgs, StopArgs};
 pub use serving::{NameArgs, ServingArgs};
 
 /// A read cache in front of S3.
@@ -109,6 +109,9 @@ pub enum Command {
     /// Looks at caches on disk, checks them, makes them.
     #[command(subcommand)]
     Cache(CacheCommand),
+    /// Looks at this machine before a mount or member runs: limits, hugepages, FUSE, io_uring, RDMA. Says what to
+    /// change, and fails when something will not work.
+    Doctor(DoctorArgs),
 }
 
 /// Files of mounts.

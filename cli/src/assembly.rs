@@ -11,6 +11,7 @@ use forebay_origin_s3::{OriginConfig, OriginS3Runtime};
 use crate::args::{EngineArgs, OriginArgs};
 use crate::cache::Cache;
 use crate::group::Group;
+use crate::host::limits::raise_open_files;
 use crate::host::{Engine, EngineConfig};
 
 /// A running engine and its origin.
@@ -58,6 +59,7 @@ impl<R: Reply> Assembly<R> {
         cache: Option<Cache>,
         group: Option<Arc<Group>>,
     ) -> Result<Self> {
+        raise_open_files();
         config.peers = group.as_ref().map(|group| group.peers());
         let gets_max = config.memory.gets_max();
         let origin =

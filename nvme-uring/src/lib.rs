@@ -27,4 +27,4 @@ mod setup;
 pub use device::{DEPTH_MAX, UringDevice};
 pub use file::{OpenError, OpenOptions, UringFile};
 pub use patience::{DROP_WAIT, DROP_WAIT_MIN};
-pub use setup::SetupError;
+pub use setup::{SetupError, try_ring};

@@ -1,5 +1,6 @@
 //! A ring as good as this kernel has one, with the file and the arena registered.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -103,23 +104,31 @@ pub(crate) fn ring(
 }
 
 fn best(file: &UringFile, kinds: &[Kind], depth: u32) -> Result<(IoUring, bool), SetupError> {
+    let (uring, number) = accepted(kinds, depth).map_err(|error| SetupError::Ring {
+        path: file.path().display().to_string(),
+        error,
+    })?;
+    let kind = &kinds[number];
+    if number > 0 && Told::first(&file.told.older_kernel) {
+        tracing::warn!(
+            "{}: this kernel has the io_uring of Linux {} only; reads and writes cost more \
+             than they would on 6.1 or later",
+            file.path().display(),
+            kind.kernel
+        );
+    }
+    Ok((uring, kind.deferred))
+}
+
+/// A ring of the first kind that the kernel takes, and which one that is.
+fn accepted(kinds: &[Kind], depth: u32) -> io::Result<(IoUring, usize)> {
     let mut refused = None;
     for (number, kind) in kinds.iter().enumerate() {
         let mut builder = IoUring::builder();
         // One completion for each operation under way, so that it never overflows.
         builder.setup_cqsize(2 * depth.next_power_of_two());
         match (kind.flags)(&mut builder).build(depth) {
-            Ok(uring) => {
-                if number > 0 && Told::first(&file.told.older_kernel) {
-                    tracing::warn!(
-                        "{}: this kernel has the io_uring of Linux {} only; reads and writes cost more \
-                         than they would on 6.1 or later",
-                        file.path().display(),
-                        kind.kernel
-                    );
-                }
-                return Ok((uring, kind.deferred));
-            }
+            Ok(uring) => return Ok((uring, number)),
             // Only an unknown flag is a reason to try without it.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => refused = Some(error),
             Err(error) => {
@@ -128,10 +137,15 @@ fn best(file: &UringFile, kinds: &[Kind], depth: u32) -> Result<(IoUring, bool),
             }
         }
     }
-    Err(SetupError::Ring {
-        path: file.path().display().to_string(),
-        error: refused.unwrap_or_else(|| std::io::ErrorKind::Unsupported.into()),
-    })
+    Err(refused.unwrap_or_else(|| io::ErrorKind::Unsupported.into()))
+}
+
+/// Makes a small ring and drops it: the Linux version whose io_uring this kernel has as far as Forebay uses it; 6.1 is all.
+///
+/// # Errors
+/// What the kernel said: not built in, switched off by `kernel.io_uring_disabled`, or kept from this container.
+pub fn try_ring() -> io::Result<&'static str> {
+    accepted(&KINDS, 2).map(|(_, number)| KINDS[number].kernel)
 }
 
 #[cfg(test)]

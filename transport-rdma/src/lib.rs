@@ -12,6 +12,7 @@
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
 //! | `message` | what travels between the two |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
+//! | [`inventory`] | what RDMA a machine has, and which ports are a member's rails |
 //! | `limits` | every bound and time |
 //!
 //! # Whose is what
@@ -58,6 +59,7 @@ mod address;
 pub mod asking;
 pub mod auto;
 mod error;
+pub mod inventory;
 pub mod limits;
 mod message;
 pub mod serving;

@@ -8,10 +8,11 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use forebay_membership::local::Network;
 use forebay_membership::seeds::Seed;
+use forebay_transport_rdma::inventory::Wanted;
 
 use super::ServingArgs;
 use crate::source::Source;
-use crate::units::{whole, yes_or_no};
+use crate::units::{Bytes, whole, yes_or_no};
 
 /// Whether this node is part of a group, and how: with `--peers` or `--listen` it is.
 #[derive(Clone, Debug, Default, Args)]
@@ -53,6 +54,60 @@ pub struct GroupArgs {
     /// always does.
     #[arg(long, env = "FOREBAY_KEEP_COPIES", value_parser = yes_or_no)]
     pub keep_copies: bool,
+}
+
+/// Which RDMA devices are used, and how they are addressed.
+#[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "RDMA")]
+pub struct RdmaArgs {
+    /// Use only these devices, such as `mlx5_0,mlx5_1`. Without it those whose ports have the addresses of --group-ip.
+    #[arg(
+        long,
+        env = "FOREBAY_RDMA_DEVICE",
+        value_name = "NAME",
+        value_delimiter = ',',
+        value_parser = NonEmptyStringValueParser::new()
+    )]
+    pub rdma_device: Vec<String>,
+    /// Use only this port of a device; the first is 1.
+    #[arg(long, env = "FOREBAY_RDMA_PORT", value_name = "N", value_parser = whole::<u8>(1..=u8::MAX as u64))]
+    pub rdma_port: Option<u8>,
+    /// Use this entry of the port's table of GIDs. Without it the RoCE v2 one of the address.
+    #[arg(long, env = "FOREBAY_RDMA_GID_INDEX", value_name = "N", value_parser = whole::<u8>(0..=u8::MAX as u64))]
+    pub rdma_gid_index: Option<u8>,
+}
+
+impl RdmaArgs {
+    /// The same for the choice of rails.
+    pub fn wanted(&self) -> Wanted {
+        Wanted {
+            devices: self.rdma_device.clone(),
+            port: self.rdma_port,
+            gid_index: self.rdma_gid_index,
+        }
+    }
+}
+
+/// `forebay doctor`.
+#[derive(Clone, Debug, Args)]
+pub struct DoctorArgs {
+    /// The --memory that the mount or member will have; a bare number is MiB. Without it the default of this machine.
+    #[arg(long, env = "FOREBAY_MEMORY", value_name = "SIZE")]
+    pub memory: Option<Bytes>,
+    /// The --group-ip that it will have: which RDMA ports that comes to.
+    #[arg(
+        long,
+        env = "FOREBAY_GROUP_IP",
+        value_name = "IP|CIDR",
+        value_delimiter = ','
+    )]
+    pub group_ip: Vec<Network>,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Which devices.
+    #[command(flatten)]
+    pub rdma: RdmaArgs,
 }
 
 fn parse_listen(text: &str) -> Result<SocketAddr, String> {

@@ -9,6 +9,7 @@
 //! | [`cores`] | which CPUs, and whether cores may spin there |
 //! | [`disks`] | the disks, and each core's queue pairs on them |
 //! | [`peers`] | the ports of a cache group, or of a node on its own |
+//! | [`limits`] | how many files may be open
 //! | [`memory`] | how `--memory` is divided |
 //! | [`cgroup`] | what control groups leave of the machine |
 //! | [`clock`], [`rng`], [`platform`] | the ports that the host implements itself, and the bundle |
@@ -18,6 +19,7 @@ pub mod clock;
 pub mod cores;
 pub mod disks;
 pub mod engine;
+pub mod limits;
 pub mod memory;
 pub mod parker;
 pub mod peers;
@@ -29,6 +31,6 @@ pub use clock::MonotonicClock;
 pub use cores::{CorePlan, CoresArg, Machine, Poll};
 pub use disks::{DiskPlace, DiskSource, Disks};
 pub use engine::{Engine, EngineConfig, OriginSeat, core_stats};
-pub use memory::MemoryPlan;
+pub use memory::{MemoryPlan, default_memory_bytes};
 pub use peers::Peers;
 pub use platform::HostPlatform;

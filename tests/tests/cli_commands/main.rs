@@ -3,6 +3,7 @@
 mod cache;
 mod cat;
 mod disk;
+mod doctor;
 mod errors;
 mod lifecycle;
 mod options;

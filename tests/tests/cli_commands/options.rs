@@ -5,7 +5,7 @@ use forebay_cli::args::Cli;
 use super::support::{Place, have_fuse};
 
 /// A wrong value for each option that takes one: what of the error says what to do.
-const WRONG: [(&str, &str, &str); 38] = [
+const WRONG: [(&str, &str, &str); 41] = [
     ("--attr-ttl", "soon", "write `1s`, `5m`, `250ms`"),
     ("--cache-dir", "/nvme*", "name each directory"),
     ("--cache-group", "a/b", "use 1 to 128 letters"),
@@ -53,6 +53,13 @@ const WRONG: [(&str, &str, &str); 38] = [
     ("--peers", "a b", "give HOST, HOST:PORT"),
     ("--peers", "file:", "such as `file:/etc/forebay/peers`"),
     ("--poll", "never", "possible values: auto, always"),
+    ("--rdma-device", "", "a value is required"),
+    (
+        "--rdma-gid-index",
+        "256",
+        "write a whole number from 0 to 255",
+    ),
+    ("--rdma-port", "0", "write a whole number from 1 to 255"),
     ("--region", "", "a value is required"),
     ("--stale-max", "never", "write `1s`, `5m`, `250ms`"),
     ("--status", "7-7", "`forebay warmup --status` lists them"),
@@ -63,7 +70,7 @@ const WRONG: [(&str, &str, &str); 38] = [
 ];
 
 /// A wrong word in each place that takes one.
-const WRONG_WORDS: [(&[&str], &str); 14] = [
+const WRONG_WORDS: [(&[&str], &str); 15] = [
     (&["mount", "bucket", "m"], "write s3://BUCKET"),
     (&["mount", "s3://bucket", "no/such"], "no does not exist"),
     (&["mount", "s3://bucket"], "<DIR>"),
@@ -89,10 +96,14 @@ const WRONG_WORDS: [(&[&str], &str); 14] = [
     ),
     (&["drain", ""], "a value is required"),
     (&["drain", "nobody"], "`forebay status` lists what does"),
+    (
+        &["doctor", "--group-ip", "192.0.2.1"],
+        "names no address of this machine",
+    ),
     (&["stop", "g/nobody"], "`forebay status` lists what does"),
 ];
 
-const COMMANDS: [(&str, &[&str]); 9] = [
+const COMMANDS: [(&str, &[&str]); 10] = [
     ("mount", &["s3://bucket", "m"]),
     ("serve", &["s3://bucket"]),
     ("warmup", &["m/x"]),
@@ -102,6 +113,7 @@ const COMMANDS: [(&str, &[&str]); 9] = [
     ("stats", &[]),
     ("drain", &[]),
     ("stop", &[]),
+    ("doctor", &[]),
 ];
 
 /// What an option needs beside it, so that it is looked at.

@@ -1,0 +1,50 @@
+//! What `forebay doctor` looks at. Each part only reads, and tells what it found with what to change.
+//!
+//! | module | looks at |
+//! |---|---|
+//! | [`finding`] | what is told of one thing |
+//! | `machine` | the kernel's files, below a root that tests choose |
+//! | `limits` | open files, locked memory |
+//! | `memory` | hugepages |
+//! | `kernel` | FUSE, io_uring |
+//! | `rdma` | library, devices, ports, GIDs, MTU, and the rails of `--group-ip` |
+
+pub mod finding;
+mod kernel;
+mod limits;
+mod machine;
+mod memory;
+mod rdma;
+
+use anyhow::Result;
+use forebay_membership::local::Network;
+use forebay_transport_rdma::inventory::Wanted;
+
+use finding::Finding;
+use machine::Files;
+
+/// What the flags ask about.
+#[derive(Clone, Debug)]
+pub struct Question {
+    /// `--memory`, or its default.
+    pub memory_bytes: u64,
+    /// `--group-ip`.
+    pub networks: Vec<Network>,
+    /// `--rdma-device` and its like.
+    pub rdma: Wanted,
+}
+
+/// Looks at this machine.
+///
+/// # Errors
+/// When `--group-ip` names no address of it.
+pub fn examine(question: &Question) -> Result<Vec<Finding>> {
+    let files = Files::of_this_machine();
+    let rdma = rdma::look(&files, &question.rdma, &question.networks)?;
+    let has_rdma = rdma.has_devices;
+    let mut findings = kernel::look(&files);
+    findings.extend(limits::look(&files, question.memory_bytes, has_rdma));
+    findings.extend(memory::look(&files));
+    findings.extend(rdma.findings);
+    Ok(findings)
+}
