@@ -330,6 +330,7 @@ impl<P: Platform> Core<P> {
                 .timers
                 .next()
                 .min(self.handover.wake_at())
+                .min(self.serving.wake_at())
                 .min(disk_wake_at)
                 .min(self.parts.transport.wake_at())
                 .min(self.ceilings_wake_at(now))

@@ -64,6 +64,11 @@ impl Serving {
         !self.waiting.is_empty()
     }
 
+    /// When a request must be answered though nothing else happens.
+    pub fn wake_at(&self) -> Time {
+        self.waiting.deadline()
+    }
+
     fn lend(&mut self, handle: RequestHandle, peer: PeerId, payload: &Payload) {
         let parts = payload.parts.iter();
         let bytes: usize = parts.map(|part| part.footprint_bytes()).sum();
@@ -222,8 +227,14 @@ impl<P: Platform> Core<P> {
         now + deadline.since(now).min(self.config.io_timeout) / 8 * 7
     }
 
-    /// Accepts requests as far as what is lent to peers leaves room, once it is known what the disks hold.
+    /// Accepts requests as far as what is lent to peers leaves room, once it is known what the disks hold. Those whose
+    /// time is over are answered whether there is room or not: that costs nothing, and their askers wait for it.
     fn serve_line(&mut self, now: Time) {
+        while let Some(asked) = self.serving.waiting.expired(now) {
+            self.stats.serve_errors += 1;
+            let status = FetchStatus::Failed(PeerFailure::Deadline);
+            self.answer_peer(asked.handle, status, None);
+        }
         let lent_max = self.parts.arena.capacity_bytes() / SERVE_ARENA_SHARE;
         while !self.holds_reads(now)
             && self.serve_ceiling.is_free(now)

@@ -3,7 +3,7 @@
 use super::group::{OTHERS, placement};
 use super::limit::Ceiling;
 use super::*;
-use crate::limits::{BLOCK_BYTES, PEER_LINE_MAX};
+use crate::limits::{BLOCK_BYTES, PEER_LINE_MAX, SERVE_ARENA_SHARE};
 use crate::wire::call::Call;
 
 /// Later than any node waits: the longest that fits a request.
@@ -113,4 +113,86 @@ fn nothing_of_a_peer_keeps_its_place_for_longer_than_this_node_waits() {
     told.sort_unstable();
     assert_eq!(told, [1, 2, 3]);
     assert_eq!(bench.core.takes.len(), 0);
+}
+
+impl Bench {
+    /// Turns whenever the core asks for it, and at no other time, until `span` has passed.
+    fn sleep(&mut self, span: Duration) {
+        let end = self.clock.now() + span;
+        loop {
+            let turn = self.core.turn(Budget::default());
+            if turn.progressed {
+                continue;
+            }
+            if turn.wake_at >= end {
+                break;
+            }
+            assert!(turn.wake_at > self.clock.now(), "it never sleeps");
+            self.clock.0.set(turn.wake_at.0);
+        }
+        self.clock.0.set(end.0);
+    }
+
+    /// Asks what nobody waits for yet.
+    fn warms(&self, peer: PeerId, handle: u64) {
+        let mut fetch = self.request(0, 4096);
+        fetch.class = Class::WarmUp;
+        self.asks(peer, handle, PeerAsk::Fetch(fetch));
+    }
+}
+
+/// The asker is to hear of it before it takes silence for death.
+#[test]
+fn who_is_never_next_is_told_when_its_time_is_over() {
+    let mut bench = Bench::owner();
+    bench.core.serve_ceiling = Ceiling::new(Some(4096));
+    bench.warms(OTHERS[1], 1);
+    bench.turn();
+    assert_eq!(bench.all_told(), [(1, FetchStatus::Bytes)]);
+    // From here on someone urgent is always waiting, of one peer or the other.
+    let (late, patient) = (2, 3);
+    bench.asks_bytes(OTHERS[0], 100);
+    bench.warms(OTHERS[1], late);
+    let mut told = Vec::new();
+    for second in 0..24 {
+        bench.asks_bytes(OTHERS[0], 200 + second);
+        bench.asks_bytes(OTHERS[1], 300 + second);
+        bench.sleep(Duration::from_secs(1));
+        told.extend(bench.all_told());
+    }
+    assert!(told.iter().all(|(_, status)| *status == FetchStatus::Bytes));
+    assert!(told.len() > 20 && !told.contains(&(late, FetchStatus::Bytes)));
+    // One that came later stays in line.
+    bench.warms(OTHERS[1], patient);
+    bench.sleep(TIMEOUT - Duration::from_secs(24));
+    let told = bench.all_told();
+    let over = FetchStatus::Failed(PeerFailure::Deadline);
+    assert!(told.contains(&(late, over)), "{told:?}");
+    assert!(told.iter().all(|(handle, _)| *handle != patient));
+}
+
+/// Nothing but the time that passes wakes this member: no answer of its leaves.
+#[test]
+fn who_waits_for_what_is_lent_is_told_when_its_time_is_over() {
+    let mut bench = Bench::owner();
+    bench.get(0, MIB);
+    // As much as one peer is lent, and one more.
+    let lent = 64 * MIB / SERVE_ARENA_SHARE as u64 / 2;
+    let count = lent / MIB + 2;
+    for handle in 0..count {
+        let fetch = PeerAsk::Fetch(bench.request(0, MIB));
+        bench.asks(OTHERS[0], handle, fetch);
+    }
+    bench.sleep(TIMEOUT / 2);
+    let answered = |bench: &Bench| bench.transport.0.borrow().ops.len() as u64;
+    assert_eq!(answered(&bench), count - 1);
+    bench.sleep(TIMEOUT / 2);
+    assert_eq!(answered(&bench), count);
+    let last = bench.transport.0.borrow_mut().ops.pop_back();
+    let Some(TransportOp::Answer { handle, status, .. }) = last else {
+        panic!("an answer is expected, not {last:?}");
+    };
+    assert_eq!(handle, RequestHandle(count - 1));
+    assert_eq!(status, FetchStatus::Failed(PeerFailure::Deadline));
+    assert!(bench.core.stats().serve_errors == 1 && !bench.core.serving.are_queued());
 }
