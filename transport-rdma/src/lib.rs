@@ -71,6 +71,6 @@ pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddre
 pub use error::{PostError, VerbsError};
 pub use status::{Completed, Completion, WorkFault, WorkKind};
 pub use verbs::{
-    Access, CompletionQueue, Device, DeviceInfo, LocalSlice, MemoryRegion, ProtectionDomain,
-    QueuePair, QueuePairSize, RemoteSlice, Verbs,
+    Access, Batch, CompletionChannel, CompletionQueue, Device, DeviceInfo, LocalSlice,
+    MemoryRegion, ProtectionDomain, QueuePair, QueuePairSize, RemoteSlice, Verbs,
 };

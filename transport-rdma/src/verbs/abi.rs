@@ -66,6 +66,7 @@ pub(super) struct ibv_device {
 /// A function that is not called through this table.
 type Unused = Option<unsafe extern "C" fn()>;
 type PollCq = unsafe extern "C" fn(*mut ibv_cq, c_int, *mut ibv_wc) -> c_int;
+type ReqNotifyCq = unsafe extern "C" fn(*mut ibv_cq, c_int) -> c_int;
 type PostSend = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_send_wr, *mut *mut ibv_send_wr) -> c_int;
 type PostRecv = unsafe extern "C" fn(*mut ibv_qp, *mut ibv_recv_wr, *mut *mut ibv_recv_wr) -> c_int;
 
@@ -84,7 +85,7 @@ beginnings! {
         dealloc_mw: Unused,
         _compat_create_cq: Unused,
         poll_cq: Option<PollCq>,
-        req_notify_cq: Unused,
+        req_notify_cq: Option<ReqNotifyCq>,
         _compat_cq_event: Unused,
         _compat_resize_cq: Unused,
         _compat_destroy_cq: Unused,
@@ -115,6 +116,10 @@ beginnings! {
         handle: u32,
         lkey: u32,
         rkey: u32,
+    }
+    struct ibv_comp_channel {
+        context: *mut ibv_context,
+        fd: c_int,
     }
     struct ibv_cq {
         context: *mut ibv_context,

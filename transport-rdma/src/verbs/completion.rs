@@ -1,5 +1,7 @@
-//! Completion queues.
+//! Completion queues, and the channels by which they wake who waits.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
@@ -17,13 +19,32 @@ pub struct CompletionQueue(pub(super) Rc<QueueShared>);
 
 pub(super) struct QueueShared {
     pub queue: NonNull<ibv_cq>,
+    // After the queue itself, which is destroyed first.
+    _channel: Option<Rc<ChannelShared>>,
     pub device: Rc<DeviceShared>,
 }
 
 impl CompletionQueue {
     /// A queue with room for at least `entries` completions.
     pub fn new(device: &Device, entries: u32) -> Result<CompletionQueue, VerbsError> {
-        let device = Rc::clone(&device.0);
+        CompletionQueue::make(&device.0, entries, None)
+    }
+
+    /// One that makes the channel's descriptor readable once after each [`CompletionQueue::arm`].
+    pub fn with_channel(
+        channel: &CompletionChannel,
+        entries: u32,
+    ) -> Result<CompletionQueue, VerbsError> {
+        CompletionQueue::make(&channel.0.device, entries, Some(&channel.0))
+    }
+
+    fn make(
+        device: &Rc<DeviceShared>,
+        entries: u32,
+        channel: Option<&Rc<ChannelShared>>,
+    ) -> Result<CompletionQueue, VerbsError> {
+        let device = Rc::clone(device);
+        let channel = channel.map(Rc::clone);
         let object = || {
             format!(
                 "RDMA device {}, a completion queue of {entries}",
@@ -36,24 +57,42 @@ impl CompletionQueue {
                 what: "no device has as many".into(),
             });
         };
-        // SAFETY: the context is open; no channel and no context of ours, the first vector, which always exists.
+        let by = channel
+            .as_ref()
+            .map_or(ptr::null_mut(), |channel| channel.channel.as_ptr());
+        // SAFETY: the context is open; no context of ours, a channel of the same context that the queue keeps, or
+        // none; the first vector, which always exists.
         let queue = unsafe {
-            (device.library.ibv_create_cq)(
-                device.context.as_ptr(),
-                count,
-                ptr::null_mut(),
-                ptr::null_mut(),
-                0,
-            )
+            (device.library.ibv_create_cq)(device.context.as_ptr(), count, ptr::null_mut(), by, 0)
         };
         match NonNull::new(queue) {
-            Some(queue) => Ok(CompletionQueue(Rc::new(QueueShared { queue, device }))),
+            Some(queue) => Ok(CompletionQueue(Rc::new(QueueShared {
+                queue,
+                _channel: channel,
+                device,
+            }))),
             None => Err(call_failed(
                 "ibv_create_cq",
                 object(),
                 "; look at the limit on locked memory (ulimit -l)",
             )),
         }
+    }
+
+    /// Asks for one event on its channel at the next completion. What has completed before makes none: poll again
+    /// after this.
+    pub fn arm(&self) -> Result<(), VerbsError> {
+        let device = &self.0.device;
+        let object = || format!("RDMA device {}, a completion queue", device.name);
+        let Some(req_notify_cq) = device.operations().req_notify_cq else {
+            return Err(VerbsError::Unusable {
+                object: object(),
+                what: "its driver cannot tell of completions".into(),
+            });
+        };
+        // SAFETY: the queue lives; 0 stands for any completion.
+        let returned = unsafe { req_notify_cq(self.0.queue.as_ptr(), 0) };
+        checked(returned).map_err(|why| call_failed_with("ibv_req_notify_cq", object(), why, ""))
     }
 
     /// Takes what has completed, at most [`COMPLETIONS_A_POLL`], and says how many it took. Does not wait.
@@ -125,6 +164,104 @@ impl Drop for QueueShared {
             tracing::warn!(
                 device = self.device.name,
                 "RDMA completion queue could not be destroyed: {why}"
+            );
+        }
+    }
+}
+
+/// Where armed completion queues tell that something has completed. Clones are the same.
+#[derive(Clone)]
+pub struct CompletionChannel(Rc<ChannelShared>);
+
+struct ChannelShared {
+    channel: NonNull<ibv_comp_channel>,
+    device: Rc<DeviceShared>,
+}
+
+impl CompletionChannel {
+    /// A channel of a device, whose descriptor never blocks.
+    pub fn new(device: &Device) -> Result<CompletionChannel, VerbsError> {
+        let device = Rc::clone(&device.0);
+        let object = format!("RDMA device {}, a completion channel", device.name);
+        // SAFETY: the context is open.
+        let channel = unsafe { (device.library.ibv_create_comp_channel)(device.context.as_ptr()) };
+        let Some(channel) = NonNull::new(channel) else {
+            return Err(call_failed(
+                "ibv_create_comp_channel",
+                object,
+                "; look at the limit on open files (ulimit -n)",
+            ));
+        };
+        let made = CompletionChannel(Rc::new(ChannelShared { channel, device }));
+        match made.set_nonblocking() {
+            Ok(()) => Ok(made),
+            Err(why) => Err(call_failed_with("fcntl", object, why, "")),
+        }
+    }
+
+    fn set_nonblocking(&self) -> io::Result<()> {
+        let fd = self.0.fd();
+        // SAFETY: the descriptor is open as long as the channel is; the command takes no argument.
+        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+        if flags < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: as above; the command takes a number.
+        let returned = unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
+        checked(returned)
+    }
+
+    /// Takes the events that have come, and says how many: the descriptor is not readable any more.
+    pub fn take_events(&self) -> Result<usize, VerbsError> {
+        let device = &self.0.device;
+        let mut taken = 0;
+        loop {
+            let (mut queue, mut context) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: the channel lives, and both places are there to be filled.
+            let returned = unsafe {
+                (device.library.ibv_get_cq_event)(self.0.channel.as_ptr(), &mut queue, &mut context)
+            };
+            if let Err(why) = checked(returned) {
+                match why.kind() {
+                    io::ErrorKind::WouldBlock => return Ok(taken),
+                    io::ErrorKind::Interrupted => continue,
+                    _ => {
+                        let object = format!("RDMA device {}, a completion channel", device.name);
+                        return Err(call_failed_with("ibv_get_cq_event", object, why, ""));
+                    }
+                }
+            }
+            taken += 1;
+            // SAFETY: the event names a queue that exists: the kernel drops the events of one that is destroyed, and
+            // queues are destroyed on this thread only. Each event is acknowledged once.
+            unsafe { (device.library.ibv_ack_cq_events)(queue, 1) };
+        }
+    }
+}
+
+impl ChannelShared {
+    fn fd(&self) -> libc::c_int {
+        // SAFETY: the channel lives as long as `self`, and the library does not change its descriptor.
+        unsafe { self.channel.as_ref() }.fd
+    }
+}
+
+impl AsFd for CompletionChannel {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the descriptor is open as long as the channel, which the result borrows.
+        unsafe { BorrowedFd::borrow_raw(self.0.fd()) }
+    }
+}
+
+impl Drop for ChannelShared {
+    fn drop(&mut self) {
+        // SAFETY: the queues that used it held it, and are gone.
+        let returned =
+            unsafe { (self.device.library.ibv_destroy_comp_channel)(self.channel.as_ptr()) };
+        if let Err(why) = checked(returned) {
+            tracing::warn!(
+                device = self.device.name,
+                "RDMA completion channel could not be destroyed: {why}"
             );
         }
     }

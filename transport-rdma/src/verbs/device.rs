@@ -202,6 +202,11 @@ impl Device {
             .min(crate::limits::READS_UNDER_WAY_MAX)
     }
 
+    /// Pieces of memory that one piece of work may name.
+    pub fn elements_max(&self) -> u32 {
+        u32::try_from(self.0.limits.max_sge).unwrap_or(1).max(1)
+    }
+
     /// Asks the device about a port.
     pub fn port(&self, port: u8) -> Result<PortInfo, VerbsError> {
         let mut told = ibv_port_attr::zeroed();

@@ -6,17 +6,20 @@
 //! | `library` | the functions, loaded at run time |
 //! | `device` | devices, ports, GIDs |
 //! | `memory` | protection domains and registered memory |
-//! | `completion` | completion queues |
+//! | `completion` | completion queues, and the channels that wake |
+//! | `batch` | work that is posted together |
 //! | `queue_pair` | reliable-connected queue pairs |
 
 mod abi;
+mod batch;
 mod completion;
 mod device;
 mod library;
 mod memory;
 mod queue_pair;
 
-pub use completion::CompletionQueue;
+pub use batch::Batch;
+pub use completion::{CompletionChannel, CompletionQueue};
 pub use device::{Device, DeviceInfo, Verbs};
 pub use memory::{Access, LocalSlice, MemoryRegion, ProtectionDomain};
 pub use queue_pair::{QueuePair, QueuePairSize, RemoteSlice};

@@ -5,6 +5,7 @@ use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
 use super::abi::*;
+use super::batch::Batch;
 use super::checked;
 use super::completion::{CompletionQueue, QueueShared};
 use super::device::{call_failed, call_failed_with};
@@ -23,6 +24,8 @@ pub struct QueuePairSize {
     pub sends: u32,
     /// Receives posted.
     pub receives: u32,
+    /// Pieces of memory that one write is gathered from; see [`super::Device::elements_max`].
+    pub elements: u32,
     /// Longest message that [`QueuePair::post_send_inline`] takes; the device may take longer ones.
     pub inline_bytes: u32,
 }
@@ -81,7 +84,7 @@ impl QueuePair {
         wanted.cap = ibv_qp_cap {
             max_send_wr: size.sends,
             max_recv_wr: size.receives,
-            max_send_sge: 1,
+            max_send_sge: size.elements,
             max_recv_sge: 1,
             max_inline_data: size.inline_bytes,
         };
@@ -178,6 +181,13 @@ impl QueuePair {
             &mut wanted,
             IBV_QP_STATE | IBV_QP_SQ_PSN | retries | IBV_QP_MAX_QP_RD_ATOMIC,
         )
+    }
+
+    /// Changes what peers may do from now on; for one that is connected.
+    pub fn allow(&self, access: Access) -> Result<(), VerbsError> {
+        let mut wanted = ibv_qp_attr::zeroed();
+        wanted.qp_access_flags = access.flags();
+        self.modify(&mut wanted, IBV_QP_ACCESS_FLAGS)
     }
 
     /// Puts it into error: what is posted, and all that will be, comes back as flushed.
@@ -317,6 +327,32 @@ impl QueuePair {
         )
     }
 
+    /// Posts all that was gathered, in its order and with one doorbell, and empties the batch.
+    ///
+    /// # Errors
+    /// The device's reason. A part may be under way: the connection must be ended.
+    pub fn post_batch(&self, batch: &mut Batch) -> Result<(), PostError> {
+        if batch.is_empty() {
+            return Ok(());
+        }
+        let Some(post_send) = self.domain.device.operations().post_send else {
+            return Err(PostError::Refused(io::ErrorKind::Unsupported.into()));
+        };
+        let mut refused = ptr::null_mut();
+        let first = batch.linked();
+        // SAFETY: the queue pair lives; requests, elements and inline bytes are the batch's, which is not touched
+        // during the call, and are read during the call only. An element names memory by a region's key: where the
+        // region is gone, the device refuses it.
+        let returned = unsafe { post_send(self.pair.as_ptr(), first, &mut refused) };
+        batch.clear();
+        posted(returned)
+    }
+
+    /// Longest message that [`Batch::send_inline`] may have for it, in bytes.
+    pub fn inline_bytes(&self) -> usize {
+        self.inline_bytes
+    }
+
     fn post(
         &self,
         work: u64,
@@ -351,7 +387,7 @@ fn signal(signalled: bool) -> u32 {
     if signalled { IBV_SEND_SIGNALED } else { 0 }
 }
 
-fn element(slice: LocalSlice<'_>) -> Result<ibv_sge, PostError> {
+pub(super) fn element(slice: LocalSlice<'_>) -> Result<ibv_sge, PostError> {
     match u32::try_from(slice.len_bytes) {
         Ok(length) if slice.len_bytes <= MESSAGE_BYTES_MAX => Ok(ibv_sge {
             addr: slice.address,

@@ -67,6 +67,7 @@ impl TestDevice {
         let size = QueuePairSize {
             sends: 16,
             receives: RECEIVES,
+            elements: 2,
             inline_bytes: 128,
         };
         let pair = QueuePair::new(&self.domain, &queue, &queue, size).expect("a queue pair");

@@ -1,0 +1,207 @@
+//! Work that is gathered in a turn and posted with one doorbell.
+
+use std::ops::Range;
+use std::ptr;
+
+use super::abi::*;
+use super::memory::MemoryRegion;
+use super::queue_pair::RemoteSlice;
+use crate::PostError;
+
+/// Sends and writes for one queue pair, in their order. Used again and again, so that a turn allocates nothing.
+#[derive(Default)]
+pub struct Batch {
+    gathered: Vec<Gathered>,
+    elements: Vec<ibv_sge>,
+    inline: Vec<u8>,
+    /// Only while it is posted.
+    requests: Vec<ibv_send_wr>,
+}
+
+struct Gathered {
+    work: u64,
+    opcode: u32,
+    flags: u32,
+    target: Option<RemoteSlice>,
+    elements: Range<usize>,
+}
+
+impl Batch {
+    /// Whether there is nothing to post.
+    pub fn is_empty(&self) -> bool {
+        self.gathered.is_empty()
+    }
+
+    /// A message of bytes that lie in `region`. They must not change until it has completed.
+    ///
+    /// # Errors
+    /// [`PostError`] when they do not lie there; nothing was gathered.
+    pub fn send(
+        &mut self,
+        work: u64,
+        region: &MemoryRegion,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        let element = region.element_of(bytes)?;
+        self.gather(work, IBV_WR_SEND, 0, None, [element]);
+        Ok(())
+    }
+
+    /// A message of bytes of the region that begin at `offset_bytes`.
+    ///
+    /// # Errors
+    /// As for [`Batch::send`].
+    pub fn send_at(
+        &mut self,
+        work: u64,
+        region: &MemoryRegion,
+        offset_bytes: usize,
+        len_bytes: usize,
+    ) -> Result<(), PostError> {
+        let slice = region.slice(offset_bytes, len_bytes)?;
+        let element = super::queue_pair::element(slice)?;
+        self.gather(work, IBV_WR_SEND, 0, None, [element]);
+        Ok(())
+    }
+
+    /// A short message, which is copied. At most [`super::QueuePair::inline_bytes`].
+    pub fn send_inline(&mut self, work: u64, message: &[u8]) {
+        // The place among the inline bytes, until their address is known.
+        let element = ibv_sge {
+            addr: self.inline.len() as u64,
+            length: message.len() as u32,
+            lkey: 0,
+        };
+        self.inline.extend_from_slice(message);
+        self.gather(work, IBV_WR_SEND, IBV_SEND_INLINE, None, [element]);
+    }
+
+    /// An RDMA WRITE of all `parts`, which lie in `region`, one after the other to `to`. They must not change until
+    /// it has completed.
+    ///
+    /// # Errors
+    /// [`PostError`] when one of them does not lie there; nothing was gathered.
+    pub fn write<'a>(
+        &mut self,
+        work: u64,
+        region: &MemoryRegion,
+        parts: impl IntoIterator<Item = &'a [u8]>,
+        to: RemoteSlice,
+    ) -> Result<(), PostError> {
+        let begun = self.elements.len();
+        for part in parts {
+            match region.element_of(part) {
+                Ok(element) => self.elements.push(element),
+                Err(error) => {
+                    self.elements.truncate(begun);
+                    return Err(error);
+                }
+            }
+        }
+        let elements = begun..self.elements.len();
+        self.gathered.push(Gathered {
+            work,
+            opcode: IBV_WR_RDMA_WRITE,
+            flags: 0,
+            target: Some(to),
+            elements,
+        });
+        Ok(())
+    }
+
+    /// Lets the last piece of work have a completion also when it succeeds.
+    pub fn signal_last(&mut self) {
+        if let Some(last) = self.gathered.last_mut() {
+            last.flags |= IBV_SEND_SIGNALED;
+        }
+    }
+
+    fn gather<const N: usize>(
+        &mut self,
+        work: u64,
+        opcode: u32,
+        flags: u32,
+        target: Option<RemoteSlice>,
+        elements: [ibv_sge; N],
+    ) {
+        let begun = self.elements.len();
+        self.elements.extend(elements);
+        self.gathered.push(Gathered {
+            work,
+            opcode,
+            flags,
+            target,
+            elements: begun..begun + N,
+        });
+    }
+
+    /// The first of the requests, each linked to the next. They stay valid until the batch is touched again.
+    pub(super) fn linked(&mut self) -> *mut ibv_send_wr {
+        let inline = self.inline.as_ptr().addr() as u64;
+        for work in &self.gathered {
+            if work.flags & IBV_SEND_INLINE != 0 {
+                for element in &mut self.elements[work.elements.clone()] {
+                    element.addr += inline;
+                }
+            }
+        }
+        let elements = self.elements.as_mut_ptr();
+        self.requests.clear();
+        self.requests.extend(self.gathered.iter().map(|work| {
+            let mut request = ibv_send_wr::zeroed();
+            request.wr_id = work.work;
+            request.sg_list = elements.wrapping_add(work.elements.start);
+            request.num_sge = work.elements.len() as i32;
+            request.opcode = work.opcode;
+            request.send_flags = work.flags;
+            if let Some(target) = work.target {
+                request.wr.remote_addr = target.address;
+                request.wr.rkey = target.key;
+            }
+            request
+        }));
+        let mut next = ptr::null_mut();
+        let first = self.requests.as_mut_ptr();
+        for at in (0..self.requests.len()).rev() {
+            self.requests[at].next = next;
+            next = first.wrapping_add(at);
+        }
+        next
+    }
+
+    /// Forgets everything; what was posted stays under way.
+    pub(super) fn clear(&mut self) {
+        self.gathered.clear();
+        self.elements.clear();
+        self.inline.clear();
+        self.requests.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_linked_in_its_order_with_its_bytes() {
+        let mut batch = Batch::default();
+        for round in 0..2_u8 {
+            for work in 0..3_u8 {
+                batch.send_inline(u64::from(work), &[round, work]);
+            }
+            batch.signal_last();
+            batch.linked();
+            let inline = batch.inline.as_ptr().addr() as u64;
+            assert_eq!(batch.inline, [round, 0, round, 1, round, 2]);
+            for (at, request) in batch.requests.iter().enumerate() {
+                assert_eq!(request.wr_id, at as u64);
+                assert_eq!(batch.elements[at].addr, inline + 2 * at as u64);
+                let signalled = request.send_flags & IBV_SEND_SIGNALED != 0;
+                assert_eq!(signalled, at == 2);
+                assert_eq!(request.next.is_null(), at == 2);
+            }
+            batch.clear();
+            assert!(batch.is_empty());
+        }
+    }
+}
