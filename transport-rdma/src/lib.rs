@@ -1,5 +1,5 @@
-//! The way to peers over RDMA. So far its ground (devices, memory and queue pairs) and its rules (what is
-//! under way on a connection, and which of two ways a link takes), not yet joined to a transport.
+//! The way to peers over RDMA: [`RdmaTransport`], one core's. How two ends find and prove each other is not in here
+//! yet: whoever has proven a peer carries the addresses of queue pairs to and fro.
 //!
 //! libibverbs is loaded when RDMA is first wanted, so the same binary starts on machines without it.
 //!
@@ -10,6 +10,8 @@
 //! | `error` | [`VerbsError`], [`PostError`] |
 //! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`QueuePair`]; all unsafe code |
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
+//! | `rail`, `wire`, `connection` | what a core has of a device; one connection's queue pair and slots; its rules over those |
+//! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
 //! | `message` | what travels between the two |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
 //! | [`inventory`] | what RDMA a machine has, and which ports are a member's rails |
@@ -58,19 +60,26 @@
 mod address;
 pub mod asking;
 pub mod auto;
+mod connection;
 mod error;
 pub mod inventory;
 pub mod limits;
 mod message;
+mod rail;
 pub mod serving;
 mod status;
+mod transport;
 #[allow(unsafe_code)]
 mod verbs;
+mod wire;
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddress, PortInfo};
 pub use error::{PostError, VerbsError};
+pub use rail::RailConfig;
 pub use status::{Completed, Completion, WorkFault, WorkKind};
+pub use transport::RdmaTransport;
 pub use verbs::{
     Access, Batch, CompletionChannel, CompletionQueue, Device, DeviceInfo, LocalSlice,
     MemoryRegion, ProtectionDomain, QueuePair, QueuePairSize, RemoteSlice, Verbs,
 };
+pub use wire::ConnectionId;

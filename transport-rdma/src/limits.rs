@@ -1,6 +1,6 @@
 //! Every bound and time of this crate. Those of the protocol are in `forebay_engine::limits`.
 
-use forebay_engine::limits::CALL_BYTES_MAX;
+use forebay_engine::limits::{CALL_BYTES_MAX, PAYLOAD_PARTS_MAX};
 use forebay_engine::wire::header::{ANSWER_BYTES, CHECKSUMS_MAX, REQUEST_BYTES};
 
 /// How long a queue pair waits for an acknowledgement, as the exponent of 4.096 us: 537 ms. Long enough for an
@@ -36,8 +36,27 @@ pub const REQUEST_MESSAGES_MAX: usize = 1 + CALL_BYTES_MAX.div_ceil(SLOT_BYTES);
 pub const RECEIVES: u16 = 128;
 /// A request that was given up is not answered for so long: the connection is ended, so that its lease can come back.
 pub const FLUSH_MS: u64 = 250;
+/// A connection that ended waits for so long for its receives to come back before its queue pair is destroyed all
+/// the same.
+pub const DRAIN_MS: u64 = 250;
+/// Sends and writes that a connection has under way.
+pub const SENDS: u32 = 128;
+/// Work between two completions that are asked for, at most.
+pub const UNSIGNALLED_MAX: u64 = SENDS as u64 / 4;
+/// Messages under way that are too long to travel inline, or answers.
+pub const SEND_SLOTS: usize = 64;
+/// Pieces of memory that one write is gathered from, where the device can so many.
+pub const ELEMENTS_MAX: u32 = PAYLOAD_PARTS_MAX as u32;
+/// Completions that one core takes before its disk, its origin and its readers have their turn.
+pub const COMPLETIONS_A_TURN: usize = 256;
+/// Connections of one core, both ways, where its configuration does not say.
+pub const CONNECTIONS_MAX: usize = 64;
 
 const _: () = {
+    // Unsignalled work is bounded below half the queue, and a call's question fits.
+    assert!(2 * UNSIGNALLED_MAX < SENDS as u64);
+    assert!(SEND_SLOTS >= REQUEST_MESSAGES_MAX);
+    assert!(PAYLOAD_PARTS_MAX < SENDS as usize);
     assert!(REQUEST_MESSAGE_BYTES <= 128, "a request travels inline");
     assert!(REQUEST_MESSAGE_BYTES <= SLOT_BYTES);
     // With its cancel, and room for the next one.

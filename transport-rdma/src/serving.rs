@@ -5,12 +5,12 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use forebay_engine::limits::{CHUNK_BYTES, PAYLOAD_PARTS_MAX, PEER_REQUEST_BYTES_MIN};
+use forebay_engine::limits::{CHUNK_BYTES, PAGE_BYTES, PAYLOAD_PARTS_MAX, PEER_REQUEST_BYTES_MIN};
 use forebay_engine::ports::{
     Class, FetchStatus, Payload, PeerAsk, PeerFailure, PeerId, RequestHandle, Time, TransportEvent,
 };
 use forebay_engine::wire::WireError;
-use forebay_engine::wire::header::{Answer, Ask, CHECKSUMS_MAX, Request};
+use forebay_engine::wire::header::{Answer, Ask, Request};
 
 use crate::limits::SLOT_BYTES;
 use crate::message::{CANCEL_TAG, Destination, cancelled, decode_request, encode_answer};
@@ -34,7 +34,24 @@ struct Open {
     tag: u64,
     class: Class,
     destination: Destination,
+    is_fetch: bool,
     cost_bytes: u32,
+}
+
+impl Open {
+    /// Whether `payload` is an answer to it. What is not would cost the asker the whole connection.
+    fn fits(&self, payload: Option<&Payload>) -> bool {
+        let (len_bytes, checksums, parts) = payload.map_or((0, 0, 0), |payload| {
+            let (checksums, parts) = (payload.checksums.len(), payload.parts.len());
+            (payload.len_bytes(), checksums, parts)
+        });
+        let room_bytes = (self.destination.len_bytes as usize).min(CHUNK_BYTES);
+        let right = match self.is_fetch {
+            true => len_bytes == room_bytes && checksums == len_bytes.div_ceil(PAGE_BYTES),
+            false => len_bytes <= room_bytes && checksums == 0,
+        };
+        right && parts <= PAYLOAD_PARTS_MAX
+    }
 }
 
 /// A call whose question is coming.
@@ -182,6 +199,7 @@ impl Serving {
             tag: request.tag,
             class,
             destination,
+            is_fetch: matches!(request.ask, Ask::Fetch(_)),
             cost_bytes: cost_bytes(destination.len_bytes),
         };
         self.by_tag.insert(open.tag, handle);
@@ -250,12 +268,7 @@ impl Serving {
         status: FetchStatus,
         payload: Option<Payload>,
     ) {
-        let fits = status == FetchStatus::Bytes
-            && payload.as_ref().is_none_or(|payload| {
-                payload.len_bytes() <= (open.destination.len_bytes as usize).min(CHUNK_BYTES)
-                    && payload.checksums.len() <= CHECKSUMS_MAX
-                    && payload.parts.len() <= PAYLOAD_PARTS_MAX
-            });
+        let fits = status == FetchStatus::Bytes && open.fits(payload.as_ref());
         let status = match (status, fits) {
             (FetchStatus::Bytes, false) => FetchStatus::Failed(PeerFailure::Invalid),
             (status, _) => status,
@@ -308,6 +321,11 @@ impl Serving {
                 tell(TransportEvent::Answered { handle, payload });
             }
         }
+    }
+
+    /// Requests that are not answered.
+    pub fn under_way(&self) -> usize {
+        self.open.len()
     }
 
     /// Whether answers wait to be posted.

@@ -7,7 +7,7 @@ use forebay_engine::arena::{Arena, Frozen, Lease, Share};
 use forebay_engine::identity::ObjectId;
 use forebay_engine::limits::PAGE_BYTES;
 use forebay_engine::ports::{
-    Class, FetchStatus, FetchTag, Full, Payload, PeerAsk, PeerCore, PeerFetch, PeerId,
+    Class, FetchStatus, FetchTag, Full, Payload, PeerAsk, PeerCore, PeerFailure, PeerFetch, PeerId,
     RequestHandle, Time, Transport, TransportError, TransportEvent, TransportOp,
 };
 
@@ -28,6 +28,8 @@ const LONG: Duration = Duration::from_secs(3_600);
 pub trait TransportRig {
     /// The adapter.
     type Transport: Transport;
+    /// All leases and payloads of the bench will be of this arena: devices register it. Called once, before all else.
+    fn use_arena(&mut self, _arena: &Arena) {}
     /// End 0 or end 1.
     fn end(&mut self, end: usize) -> &mut Self::Transport;
     /// How the other end names this one.
@@ -115,8 +117,9 @@ fn request(number: u64, len_bytes: usize) -> PeerFetch {
 }
 
 impl<R: TransportRig> Bench<R> {
-    fn new(rig: R) -> Result<Self, String> {
+    fn new(mut rig: R) -> Result<Self, String> {
         let arena = Arena::new(ARENA_BYTES).map_err(|error| format!("no arena: {error}"))?;
+        rig.use_arena(&arena);
         let (fetches, answers) = (BTreeMap::new(), Vec::new());
         Ok(Self {
             rig,
@@ -380,6 +383,15 @@ impl<R: TransportRig> Bench<R> {
         );
         Ok(())
     }
+}
+
+/// Whether an answer that fits no request was kept from the asker. An end that knows where its answer will be put (RDMA) cannot
+/// send one: it tells the asker of its own failure instead.
+fn is_no_answer(result: Result<FetchStatus, TransportError>) -> bool {
+    matches!(
+        result,
+        Err(_) | Ok(FetchStatus::Failed(PeerFailure::Invalid))
+    )
 }
 
 fn check_bytes(fetched: &Fetched, number: u64) -> Verdict {

@@ -1,0 +1,164 @@
+//! Connections that end with work under way: every lease comes back, and only when nothing can be written into it.
+
+use std::time::{Duration, Instant};
+
+use forebay_engine::arena::{Arena, Lease, Share};
+use forebay_engine::identity::ObjectId;
+use forebay_engine::ports::{
+    Class, Clock, FetchStatus, FetchTag, Payload, PeerAsk, PeerCore, PeerFetch, RequestHandle,
+    Transport, TransportError, TransportEvent, TransportOp,
+};
+use forebay_transport_rdma::RdmaTransport;
+
+use crate::pair::{PEERS, clock, device, introduce, rest, transport};
+
+const ARENA_BYTES: usize = 8 << 20;
+const BLOCK_BYTES: usize = 64 << 10;
+/// Longest wait for one thing; the tests' runner ends what takes longer as a whole.
+const WAIT_MAX: Duration = Duration::from_secs(40);
+
+fn fetch(lease: Lease, tag: u64) -> TransportOp {
+    let request = PeerFetch {
+        object: ObjectId(5),
+        size_bytes: 1 << 40,
+        offset: 0,
+        len_bytes: lease.len() as u32,
+        want_bytes: lease.len() as u32,
+        class: Class::Demand,
+        view: 1,
+        cached_only: false,
+        forwarded: false,
+        verify: false,
+    };
+    TransportOp::Fetch {
+        tag: FetchTag(tag),
+        to: PeerCore {
+            peer: PEERS[1],
+            core: 0,
+        },
+        request,
+        lease,
+        deadline: clock().now() + Duration::from_secs(3_600),
+    }
+}
+
+/// Polls both until `of` tells something.
+fn next(of: &mut RdmaTransport, mut other: Option<&mut RdmaTransport>) -> TransportEvent {
+    let begun = Instant::now();
+    while begun.elapsed() < WAIT_MAX {
+        if let Some(event) = of.poll() {
+            return event;
+        }
+        if let Some(event) = other.as_mut().and_then(|other| other.poll()) {
+            panic!("the other end tells {event:?}");
+        }
+        rest();
+    }
+    panic!("nothing happened within {WAIT_MAX:?}");
+}
+
+fn asked(event: TransportEvent) -> RequestHandle {
+    match event {
+        TransportEvent::Request {
+            handle,
+            ask: PeerAsk::Fetch(_),
+            ..
+        } => handle,
+        other => panic!("no request for bytes: {other:?}"),
+    }
+}
+
+fn result(event: TransportEvent) -> Result<FetchStatus, TransportError> {
+    match event {
+        TransportEvent::Fetched { result, .. } => result,
+        other => panic!("not a fetch's end: {other:?}"),
+    }
+}
+
+#[test]
+fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
+    let Some(device) = device() else { return };
+    let mut arena = Arena::new(ARENA_BYTES).unwrap();
+    let mut ends = [0, 1].map(|_| transport(&device, &arena));
+    let [asker, server] = &mut ends;
+    let [id, other] = introduce(asker, PEERS[0], server, PEERS[1]);
+    let lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
+    asker.submit(fetch(lease, 1)).unwrap();
+    assert!(asker.poll().is_none());
+    let handle = asked(next(server, Some(asker)));
+    asker.close(id);
+    assert!(!asker.reaches(PeerCore {
+        peer: PEERS[1],
+        core: 0
+    }));
+    assert_eq!(asker.connections(), 1, "it ends in its own time");
+    let event = next(asker, None);
+    assert_eq!(
+        asker.connections(),
+        0,
+        "a lease came back before its queue pair was gone"
+    );
+    assert_eq!(result(event), Err(TransportError::Unreachable));
+
+    // The server has not learned of it: its answer fails, and its payload comes back.
+    let payload = arena.lease(BLOCK_BYTES, Share::Serve).unwrap();
+    let answer = TransportOp::Answer {
+        handle,
+        status: FetchStatus::Bytes,
+        payload: Some(Payload {
+            parts: vec![arena.freeze(payload)],
+            checksums: vec![0; BLOCK_BYTES / 4096],
+        }),
+    };
+    server.submit(answer).unwrap();
+    server.close(other);
+    match next(server, None) {
+        TransportEvent::Answered { payload, .. } => assert!(payload.is_some()),
+        event => panic!("not an answer's end: {event:?}"),
+    }
+    assert_eq!(server.connections(), 0);
+
+    introduce(asker, PEERS[0], server, PEERS[1]);
+    let lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
+    asker.submit(fetch(lease, 2)).unwrap();
+    assert!(asker.poll().is_none());
+    let handle = asked(next(server, Some(asker)));
+    let status = FetchStatus::Busy;
+    let payload = None;
+    let answer = TransportOp::Answer {
+        handle,
+        status,
+        payload,
+    };
+    server.submit(answer).unwrap();
+    assert!(matches!(
+        next(server, None),
+        TransportEvent::Answered { .. }
+    ));
+    assert_eq!(result(next(asker, Some(server))), Ok(FetchStatus::Busy));
+    drop(ends);
+    arena.reclaim();
+    assert_eq!(arena.free_bytes(), arena.capacity_bytes());
+}
+
+#[test]
+fn connections_come_and_go_without_leaving_anything() {
+    let Some(device) = device() else { return };
+    let arena = Arena::new(ARENA_BYTES).unwrap();
+    let mut ends = [0, 1].map(|_| transport(&device, &arena));
+    let [asker, server] = &mut ends;
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    for _ in 0..50 {
+        let [id, other] = introduce(asker, PEERS[0], server, PEERS[1]);
+        asker.close(id);
+        server.close(other);
+        let begun = Instant::now();
+        while asker.connections() + server.connections() > 0 {
+            assert!(begun.elapsed() < WAIT_MAX, "a connection does not end");
+            assert!(asker.poll().is_none() && server.poll().is_none());
+            rest();
+        }
+    }
+    assert_eq!(descriptors(), before);
+}

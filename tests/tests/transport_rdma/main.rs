@@ -1,0 +1,5 @@
+//! The transport over RDMA, on a device: SoftRoCE in a guest, or hardware. `ci/softroce` runs it.
+
+mod conformance;
+mod endings;
+mod pair;
