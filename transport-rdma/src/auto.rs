@@ -19,6 +19,9 @@ use forebay_engine::ports::{
 /// A link that broke stays on TCP for so long.
 pub const PROBE_PAUSE: Duration = Duration::from_secs(10);
 
+/// A link that carried nothing for so long is forgotten: members come and go, each with a new number.
+pub const LINK_KEPT: Duration = Duration::from_secs(600);
+
 /// Marks the requests that came over queue pairs. Transports leave the highest bit of a handle alone.
 const OVER_VERBS: u64 = 1 << 63;
 
@@ -53,6 +56,7 @@ struct Link {
     path: Path,
     /// Until then it is not tried again.
     not_before: Time,
+    used_at: Time,
 }
 
 /// A request that is with the queue pairs, and what asking it again takes.
@@ -76,6 +80,10 @@ pub struct Auto<V, T> {
     tcp: T,
     clock: Box<dyn Clock>,
     links: BTreeMap<PeerCore, Link>,
+    /// When links were last looked through for those to forget.
+    swept_at: Time,
+    /// Whose turn it is to be polled first: a busy one must not keep the other from its work.
+    tcp_first: bool,
     over_verbs: BTreeMap<FetchTag, Again>,
     /// Failed by a queue pair, not yet taken by TCP.
     waiting: VecDeque<(FetchTag, Again, Lease)>,
@@ -97,6 +105,8 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         Self {
             verbs,
             tcp,
+            swept_at: clock.now(),
+            tcp_first: false,
             clock: Box::new(clock),
             links: BTreeMap::new(),
             over_verbs: BTreeMap::new(),
@@ -112,10 +122,13 @@ impl<V: Linked, T: Transport> Auto<V, T> {
     /// Whether the next request to a core goes over a queue pair.
     fn by_verbs(&mut self, to: PeerCore) -> bool {
         let now = self.clock.now();
+        self.sweep(now);
         let link = self.links.entry(to).or_insert_with(|| Link {
             path: Path::Tcp("not tried yet".into()),
             not_before: now,
+            used_at: now,
         });
+        link.used_at = now;
         if now < link.not_before {
             return false;
         }
@@ -128,6 +141,15 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             }
         };
         link.path == Path::Verbs
+    }
+
+    /// Forgets links of long ago, every now and then.
+    fn sweep(&mut self, now: Time) {
+        if now.since(self.swept_at) >= LINK_KEPT / 2 {
+            self.swept_at = now;
+            self.links
+                .retain(|_, link| now.since(link.used_at) < LINK_KEPT);
+        }
     }
 
     fn broke(&mut self, to: PeerCore, error: TransportError) {
@@ -143,7 +165,7 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         let TransportEvent::Fetched {
             tag,
             lease,
-            result,
+            mut result,
             len_bytes,
             checksums,
         } = event
@@ -157,8 +179,11 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         ) = (result, again)
         {
             self.broke(again.to, error);
-            let elsewhere = error == TransportError::Protocol || again.cancelled;
-            if !elsewhere && self.clock.now() < again.deadline {
+            let unreachable = error == TransportError::Unreachable;
+            if unreachable && again.cancelled {
+                // TCP could still reach it: nothing is held against the peer.
+                result = Err(TransportError::Cancelled);
+            } else if unreachable && self.clock.now() < again.deadline {
                 self.waiting.push_back((tag, again, lease));
                 return None;
             }
@@ -172,8 +197,23 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         })
     }
 
+    fn poll_verbs(&mut self) -> Option<TransportEvent> {
+        while let Some(event) = self.verbs.poll() {
+            if let Some(event) = self.ended(event) {
+                return Some(marked(event));
+            }
+        }
+        None
+    }
+
+    /// What waits goes first: it leaves with TCP's turn, which is its poll.
+    fn poll_tcp(&mut self) -> Option<TransportEvent> {
+        self.ask_again().or_else(|| self.tcp.poll())
+    }
+
     /// Asks over TCP what queue pairs have failed, as far as it takes them; one whose time is over ends.
     fn ask_again(&mut self) -> Option<TransportEvent> {
+        let mut full = Vec::new();
         for _ in 0..self.waiting.len() {
             let (tag, again, lease) = self.waiting.pop_front()?;
             let late = self.clock.now() >= again.deadline;
@@ -190,12 +230,16 @@ impl<V: Linked, T: Transport> Auto<V, T> {
                     checksums: Vec::new(),
                 });
             }
-            let (to, deadline) = (again.to, again.deadline);
+            let to = again.to;
+            if full.contains(&to) {
+                self.waiting.push_back((tag, again, lease));
+                continue;
+            }
             let op = operation(tag, again, lease);
             if let Err(Full(op)) = self.tcp.submit(op)
                 && let Some(parts) = parts(op)
             {
-                debug_assert!(parts.1.to == to && parts.1.deadline == deadline);
+                full.push(to);
                 self.waiting.push_back(parts);
             }
         }
@@ -352,20 +396,18 @@ impl<V: Linked, T: Transport> Transport for Auto<V, T> {
     }
 
     fn poll(&mut self) -> Option<TransportEvent> {
-        while let Some(event) = self.verbs.poll() {
-            if let Some(event) = self.ended(event) {
-                return Some(marked(event));
-            }
-        }
-        if let Some(event) = self.tcp.poll() {
+        self.tcp_first = !self.tcp_first;
+        if self.tcp_first
+            && let Some(event) = self.poll_tcp()
+        {
             return Some(event);
         }
-        // Last: what TCP has just ended may be the credit that is missing.
-        if self.waiting.is_empty() {
-            return None;
+        let event = self.poll_verbs();
+        // Also when TCP was first and had nothing: what queue pairs have just failed goes to it now.
+        if event.is_none() && (!self.tcp_first || !self.waiting.is_empty()) {
+            return self.poll_tcp();
         }
-        // What TCP has taken leaves with its turn, which is its poll.
-        self.ask_again().or_else(|| self.tcp.poll())
+        event
     }
 
     fn cancel(&mut self, tag: FetchTag) {
@@ -394,3 +436,7 @@ impl<V: Linked, T: Transport> Transport for Auto<V, T> {
         own.min(self.verbs.wake_at()).min(self.tcp.wake_at())
     }
 }
+
+#[cfg(test)]
+#[path = "auto_tests.rs"]
+mod tests;

@@ -1,0 +1,217 @@
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use forebay_engine::arena::{Arena, Share};
+use forebay_engine::identity::ObjectId;
+use forebay_engine::ports::{FetchStatus, PeerAsk, PeerId};
+
+use super::*;
+
+/// What the core takes at most before its disk and readers have their turn.
+const TURN: usize = 64;
+
+#[derive(Clone, Default)]
+struct Now(Rc<RefCell<Time>>);
+
+impl Clock for Now {
+    fn now(&self) -> Time {
+        *self.0.borrow()
+    }
+}
+
+/// A transport that tells what a test says, then as many requests as anyone takes.
+#[derive(Default)]
+struct Script {
+    events: VecDeque<TransportEvent>,
+    /// Tags of all that was submitted, and the leases of those.
+    taken: Vec<(FetchTag, Lease)>,
+    cancelled: Vec<FetchTag>,
+    endless: bool,
+    told: u64,
+}
+
+impl Script {
+    fn fails(&mut self, error: TransportError) {
+        for (tag, lease) in self.taken.drain(..) {
+            self.events.push_back(TransportEvent::Fetched {
+                tag,
+                lease,
+                result: Err(error),
+                len_bytes: 0,
+                checksums: Vec::new(),
+            });
+        }
+    }
+}
+
+impl Transport for Script {
+    fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        if let TransportOp::Fetch { tag, lease, .. } = op {
+            self.taken.push((tag, lease));
+        }
+        Ok(())
+    }
+
+    fn poll(&mut self) -> Option<TransportEvent> {
+        if let Some(event) = self.events.pop_front() {
+            return Some(event);
+        }
+        self.told += u64::from(self.endless);
+        self.endless.then(|| TransportEvent::Request {
+            handle: RequestHandle(self.told),
+            peer: PeerId(9),
+            ask: PeerAsk::Call {
+                body: Box::default(),
+                room_bytes: 1,
+            },
+            deadline: Time::NEVER,
+        })
+    }
+
+    fn cancel(&mut self, tag: FetchTag) {
+        self.cancelled.push(tag);
+    }
+}
+
+impl Linked for Script {
+    fn prepare(&mut self, _to: PeerCore) -> Readiness {
+        Readiness::Ready
+    }
+}
+
+struct Bench {
+    auto: Auto<Script, Script>,
+    arena: Arena,
+    now: Now,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let now = Now::default();
+        Self {
+            auto: Auto::new(Script::default(), Script::default(), now.clone()),
+            arena: Arena::new(1 << 20).unwrap(),
+            now,
+        }
+    }
+
+    fn fetch(&mut self, tag: u64, to: u64) {
+        let (tag, lease) = (FetchTag(tag), self.arena.lease(4_096, Share::Demand));
+        let op = TransportOp::Fetch {
+            tag,
+            to: PeerCore {
+                peer: PeerId(to),
+                core: 0,
+            },
+            request: PeerFetch {
+                object: ObjectId(1),
+                size_bytes: 1 << 20,
+                offset: 0,
+                len_bytes: 4_096,
+                want_bytes: 4_096,
+                class: Class::Demand,
+                view: 1,
+                cached_only: false,
+                forwarded: false,
+                verify: false,
+            },
+            lease: lease.expect("a lease"),
+            deadline: Time::NEVER,
+        };
+        self.auto.submit(op).expect("to be taken");
+    }
+
+    /// Polls as often as a core does in so many turns; ends of fetches.
+    fn ends(&mut self, turns: usize) -> Vec<(FetchTag, Result<FetchStatus, TransportError>)> {
+        let mut ends = Vec::new();
+        for _ in 0..turns * TURN {
+            match self.auto.poll() {
+                Some(TransportEvent::Fetched { tag, result, .. }) => ends.push((tag, result)),
+                Some(_) => {}
+                None => break,
+            }
+        }
+        ends
+    }
+}
+
+#[test]
+fn busy_queue_pairs_leave_tcp_its_turns() {
+    let mut bench = Bench::new();
+    // One fails and waits for TCP, one was TCP's from the beginning and ends there.
+    bench.fetch(1, 2);
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    bench.auto.verbs.endless = true;
+    let lease = bench.arena.lease(4_096, Share::Demand).unwrap();
+    bench.auto.tcp.taken.push((FetchTag(2), lease));
+    bench.auto.tcp.fails(TransportError::Timeout);
+    let ends = bench.ends(2);
+    assert_eq!(ends, [(FetchTag(2), Err(TransportError::Timeout))]);
+    let asked: Vec<_> = bench.auto.tcp.taken.iter().map(|taken| taken.0).collect();
+    assert_eq!(asked, [FetchTag(1)], "what waits for TCP is asked there");
+}
+
+#[test]
+fn a_busy_tcp_leaves_queue_pairs_their_turns() {
+    let mut bench = Bench::new();
+    bench.auto.tcp.endless = true;
+    bench.fetch(1, 2);
+    bench.auto.verbs.fails(TransportError::Protocol);
+    let ends = bench.ends(2);
+    assert_eq!(ends, [(FetchTag(1), Err(TransportError::Protocol))]);
+    // And what they fail goes to TCP, however much that has to tell.
+    bench.now.0.replace(Time(0) + PROBE_PAUSE);
+    bench.fetch(3, 2);
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    assert_eq!(bench.ends(2), []);
+    assert_eq!(bench.auto.tcp.taken.len(), 1);
+}
+
+#[test]
+fn what_was_cancelled_ends_as_cancelled_when_its_queue_pair_breaks() {
+    let mut bench = Bench::new();
+    bench.fetch(1, 2);
+    bench.auto.cancel(FetchTag(1));
+    assert_eq!(bench.auto.verbs.cancelled, [FetchTag(1)]);
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    let ends = bench.ends(1);
+    assert_eq!(ends, [(FetchTag(1), Err(TransportError::Cancelled))]);
+    assert!(bench.auto.tcp.taken.is_empty(), "nobody wants it any more");
+    // The queue pair broke all the same.
+    let path = bench.auto.paths().next().map(|(_, path)| path.clone());
+    assert!(matches!(path, Some(Path::Tcp(_))), "{path:?}");
+}
+
+#[test]
+fn what_queue_pairs_fail_is_asked_of_tcp_at_once() {
+    for polled_before in [0, 1] {
+        let mut bench = Bench::new();
+        for _ in 0..polled_before {
+            assert!(bench.auto.poll().is_none());
+        }
+        bench.fetch(1, 2);
+        bench.auto.verbs.fails(TransportError::Unreachable);
+        assert!(bench.auto.poll().is_none());
+        assert_eq!(bench.auto.tcp.taken.len(), 1, "it sleeps until a deadline");
+    }
+}
+
+#[test]
+fn links_of_members_that_are_gone_are_forgotten() {
+    let mut bench = Bench::new();
+    let step = Duration::from_secs(5);
+    for peer in 0..1_000 {
+        bench.now.0.replace(Time(0) + step * peer);
+        bench.fetch(u64::from(peer), u64::from(peer));
+        bench.auto.verbs.taken.clear();
+        bench.auto.over_verbs.clear();
+        // One that is used all along.
+        bench.fetch(u64::from(peer) + 10_000, 5_000);
+        bench.auto.verbs.taken.clear();
+        bench.auto.over_verbs.clear();
+    }
+    let (links, one) = (bench.auto.links.len(), LINK_KEPT.as_secs() / step.as_secs());
+    assert!(links as u64 <= 2 * one, "{links} links");
+    let used = bench.auto.paths().find(|(to, _)| to.peer == PeerId(5_000));
+    assert_eq!(used.map(|(_, path)| path), Some(&Path::Verbs));
+}
