@@ -38,6 +38,11 @@ pub trait TransportRig {
     fn now(&self) -> Time;
     /// Lets some time pass, so that something may happen.
     fn pump(&mut self);
+    /// Whether an end that is given an answer which fits no request tells the asker so, as `Failed(Invalid)`, instead of
+    /// letting the asker find out. So for one that writes into the asker's memory itself (RDMA).
+    fn refuses_wrong_answers(&self) -> bool {
+        false
+    }
     /// Writes into leases that had gone back, where the adapter can tell.
     fn stray_writes(&self) -> u64 {
         0
@@ -366,6 +371,18 @@ impl<R: TransportRig> Bench<R> {
         Ok(self.fetched.remove(0))
     }
 
+    /// Checks that an answer which fits no request was not taken for one.
+    fn check_no_answer(&self, fetched: &Fetched, answer: &str) -> Verdict {
+        let refused = Ok(FetchStatus::Failed(PeerFailure::Invalid));
+        demand!(
+            fetched.result.is_err()
+                || self.rig.refuses_wrong_answers() && fetched.result == refused,
+            "{answer} was taken as {:?}",
+            fetched.result
+        );
+        Ok(())
+    }
+
     /// Nothing is owed any more, and nothing was written where it must not be.
     fn finish(mut self) -> Verdict {
         self.drain()?;
@@ -383,15 +400,6 @@ impl<R: TransportRig> Bench<R> {
         );
         Ok(())
     }
-}
-
-/// Whether an answer that fits no request was kept from the asker. An end that knows where its answer will be put (RDMA) cannot
-/// send one: it tells the asker of its own failure instead.
-fn is_no_answer(result: Result<FetchStatus, TransportError>) -> bool {
-    matches!(
-        result,
-        Err(_) | Ok(FetchStatus::Failed(PeerFailure::Invalid))
-    )
 }
 
 fn check_bytes(fetched: &Fetched, number: u64) -> Verdict {

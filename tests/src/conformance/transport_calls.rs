@@ -140,11 +140,8 @@ pub(super) fn wrong_answers_to_calls_are_no_answers<R: TransportRig>(rig: R) -> 
         };
         bench.answer(called.end, called.handle, FetchStatus::Bytes, Some(payload))?;
         let fetched = bench.next_fetched()?;
-        demand!(
-            is_no_answer(fetched.result),
-            "{len_bytes} bytes and {sums} checksums were taken as {:?}",
-            fetched.result
-        );
+        let answer = format!("an answer of {len_bytes} bytes and {sums} checksums");
+        bench.check_no_answer(&fetched, &answer)?;
     }
     bench.finish()
 }

@@ -270,11 +270,7 @@ pub(super) fn wrong_answers_are_no_answers<R: TransportRig>(rig: R) -> Verdict {
         };
         bench.answer(asked.end, asked.handle, FetchStatus::Bytes, payload)?;
         let fetched = bench.next_fetched()?;
-        demand!(
-            is_no_answer(fetched.result),
-            "an answer with payload {case:?} was taken as {:?}",
-            fetched.result
-        );
+        bench.check_no_answer(&fetched, &format!("an answer with payload {case:?}"))?;
     }
     bench.finish()
 }

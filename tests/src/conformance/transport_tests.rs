@@ -26,6 +26,7 @@ enum Broken {
     DropsChecksums,
     SwapsLeases,
     MixesUpStatuses,
+    HidesWrongAnswers,
     IgnoresCancelAndDeadline,
 }
 
@@ -146,6 +147,22 @@ impl Transport for BrokenTransport {
                     checksums,
                 })
             }
+            (
+                Broken::HidesWrongAnswers,
+                TransportEvent::Fetched {
+                    tag,
+                    lease,
+                    result: Err(TransportError::Protocol),
+                    len_bytes,
+                    checksums,
+                },
+            ) => Some(TransportEvent::Fetched {
+                tag,
+                lease,
+                result: Ok(FetchStatus::Failed(PeerFailure::Invalid)),
+                len_bytes,
+                checksums,
+            }),
             (_, event) => Some(event),
         }
     }
@@ -220,6 +237,7 @@ fn each_broken_transport_is_caught() {
         Broken::DropsChecksums,
         Broken::SwapsLeases,
         Broken::MixesUpStatuses,
+        Broken::HidesWrongAnswers,
         Broken::IgnoresCancelAndDeadline,
     ] {
         let verdict = suite(|| rig_of(how, profile(), 3));
