@@ -50,6 +50,11 @@ impl Connection {
         }
     }
 
+    /// Its queue pair, and its requests.
+    pub fn take_apart(self) -> (Wire, Side) {
+        (self.wire, self.side)
+    }
+
     /// Takes a message of the peer, which lies in a slot.
     pub fn received(
         &mut self,
@@ -74,11 +79,12 @@ impl Connection {
     }
 
     /// Work up to one number is done.
-    pub fn completed(&mut self, low: u64, tell: impl FnMut(TransportEvent)) {
-        let work = self.wire.completed(low);
+    pub fn completed(&mut self, low: u64, tell: impl FnMut(TransportEvent)) -> Result<(), Ended> {
+        let work = self.wire.completed(low).ok_or(Ended::Nonsense)?;
         if let Side::Serving(serving) = &mut self.side {
             serving.completed(work, tell);
         }
+        Ok(())
     }
 
     /// Posts all that there is to post and room for.

@@ -39,6 +39,8 @@ pub const FLUSH_MS: u64 = 250;
 /// A connection that ended waits for so long for its receives to come back before its queue pair is destroyed all
 /// the same.
 pub const DRAIN_MS: u64 = 250;
+/// A queue pair that the device did not destroy is tried again after so long.
+pub const DESTROY_PAUSE_MS: u64 = 1_000;
 /// Sends and writes that a connection has under way.
 pub const SENDS: u32 = 128;
 /// Work between two completions that are asked for, at most.

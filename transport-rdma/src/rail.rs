@@ -1,11 +1,11 @@
 //! What one core has of one device: everything that its connections share.
 
-use forebay_engine::arena::Arena;
+use forebay_engine::arena::{Arena, Mapping};
 
 use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS};
 use crate::{
-    Access, CompletionChannel, CompletionQueue, Device, MemoryRegion, PortAddress,
-    ProtectionDomain, QueuePair, QueuePairSize, Verbs, VerbsError,
+    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, PortAddress, ProtectionDomain,
+    QueuePair, QueuePairSize, Verbs, VerbsError,
 };
 
 /// Which device, by which of its addresses.
@@ -39,7 +39,7 @@ pub(crate) struct Rail {
     pub queue: CompletionQueue,
     pub channel: CompletionChannel,
     /// All leases and frozen buffers.
-    pub arena: MemoryRegion,
+    pub arena: ArenaRegion,
     pub domain: ProtectionDomain,
     pub elements: u32,
     pub connections_max: usize,
@@ -54,11 +54,7 @@ impl Rail {
         let of_one = u64::from(SENDS) + u64::from(RECEIVES);
         let entries = u32::try_from(config.connections_max as u64 * of_one).unwrap_or(u32::MAX);
         let queue = CompletionQueue::with_channel(&channel, entries)?;
-        let access = Access {
-            remote_write: true,
-            ..Access::LOCAL
-        };
-        let arena = MemoryRegion::over_arena(&domain, arena, access)?;
+        let arena = lent(&domain, arena.mapping())?;
         Ok(Rail {
             at,
             queue,
@@ -82,4 +78,16 @@ impl Rail {
         pair.prepare(&self.at, Access::LOCAL)?;
         Ok(pair)
     }
+}
+
+/// The arena, for peers to write answers into.
+#[allow(unsafe_code)]
+fn lent(domain: &ProtectionDomain, arena: Mapping) -> Result<ArenaRegion, VerbsError> {
+    // SAFETY: 1. The key goes to `Asking` only, which tells it with addresses of leases that it owns. It makes no reference
+    // to a lease's bytes after it has told of them, and lets go of one for an answer, behind which nothing is written, or
+    // for a `Destroyed`, which the connection's own queue pair gives when it is destroyed (`transport::destroy`).
+    // `late_writes` goes through every order of that. 2. Queue pairs of this domain are made by `Rail::queue_pair`, and
+    // let peers write from `RdmaTransport::begin` on, for which the peer must have proven that it is of the group. The
+    // members of a group trust each other's processes not to write elsewhere (decision 25, "Who may write where").
+    unsafe { ArenaRegion::writable_by_peers(domain, arena) }
 }

@@ -19,7 +19,7 @@ use crate::connection::{Connection, Ended, Side};
 use crate::limits::{COMPLETIONS_A_TURN, RECEIVES};
 use crate::rail::{Rail, RailConfig};
 use crate::serving::Serving;
-use crate::status::{Completion, WorkFault};
+use crate::status::{Completion, WorkFault, WorkKind};
 use crate::wire::{ConnectionId, Wire, Work};
 use crate::{PeerAddress, Verbs, VerbsError};
 
@@ -42,6 +42,8 @@ pub struct RdmaTransport {
     armed: bool,
     /// The last turn stopped in the midst of completions.
     more: bool,
+    /// The completion queue is of no more use, and with it the device.
+    broken: bool,
     credit_bytes: u32,
     // After the connections, which are made from it.
     rail: Rail,
@@ -81,6 +83,7 @@ impl RdmaTransport {
             taken: 0,
             armed: false,
             more: false,
+            broken: false,
             credit_bytes,
             clock,
         })
@@ -175,6 +178,12 @@ impl RdmaTransport {
     }
 
     fn wire(&mut self) -> Result<(ConnectionId, Wire), VerbsError> {
+        if self.broken {
+            return Err(VerbsError::Unusable {
+                object: "this core's RDMA".into(),
+                what: "its completion queue broke: start again".into(),
+            });
+        }
         if self.connections.len() >= self.rail.connections_max {
             return Err(VerbsError::Unusable {
                 object: "this core's RDMA".into(),
@@ -195,15 +204,8 @@ impl RdmaTransport {
         self.now = self.clock.now();
         let mut completions = mem::take(&mut self.completions);
         completions.clear();
-        if let Err(error) = self
-            .rail
-            .queue
-            .poll(|completion| completions.push(completion))
-        {
-            tracing::error!("RDMA is given up on this core: {error}");
-            let all: Vec<_> = self.connections.keys().copied().collect();
-            all.into_iter()
-                .for_each(|id| self.end(id, &Ended::Nonsense));
+        if let Err(error) = self.look(&mut completions) {
+            self.give_up(&error);
         }
         let came = completions.len();
         for completion in completions.drain(..) {
@@ -215,6 +217,25 @@ impl RdmaTransport {
         self.flush();
         self.reap();
         came > 0
+    }
+
+    /// Nothing is told of work any more: all connections end.
+    fn give_up(&mut self, error: &VerbsError) {
+        tracing::error!("RDMA is given up on this core: {error}");
+        self.broken = true;
+        let all: Vec<_> = self.connections.keys().copied().collect();
+        for id in all {
+            self.end(id, &Ended::Nonsense);
+        }
+    }
+
+    fn look(&self, completions: &mut Vec<Completion>) -> Result<(), VerbsError> {
+        if self.broken {
+            return Ok(());
+        }
+        let queue = &self.rail.queue;
+        queue.poll(|completion| completions.push(completion))?;
+        Ok(())
     }
 
     fn completed(&mut self, completion: &Completion) {
@@ -233,16 +254,16 @@ impl RdmaTransport {
         let events = &mut self.events;
         let taken = match (work, completion.outcome) {
             (_, Err(fault)) => Err(Ended::Work(fault)),
-            (Work::Send(low), Ok(_)) => {
-                connection.completed(low, |event| events.push_back(event));
-                Ok(())
+            (Work::Send(low), Ok(done)) if done.kind != WorkKind::Receive => {
+                connection.completed(low, |event| events.push_back(event))
             }
-            (Work::Receive(slot), Ok(done)) => {
+            (Work::Receive(slot), Ok(done)) if done.kind == WorkKind::Receive => {
                 let len_bytes = done.len_bytes as usize;
                 connection
                     .received(id, slot, len_bytes, self.now, &mut self.message)
                     .map(|event| events.extend(event))
             }
+            _ => Err(Ended::Nonsense),
         };
         match taken {
             // Room came free, or an answer is due.
@@ -317,27 +338,28 @@ impl RdmaTransport {
                 continue;
             };
             let events = &mut self.events;
-            destroy(id, connection, |event| events.push_back(event));
+            if let Some(left) = destroy(id, connection, now, |event| events.push_back(event)) {
+                self.connections.insert(id, left);
+            }
         }
     }
 
     /// Before the core sleeps: asks to be woken. Whether something came in between.
     fn rest(&mut self) -> bool {
-        let told = match self.rail.channel.take_events() {
-            Ok(told) => told,
-            Err(error) => {
-                tracing::warn!("{error}");
-                0
+        if self.broken {
+            return false;
+        }
+        let armed = self.rail.channel.take_events().and_then(|told| {
+            if self.armed && told == 0 {
+                return Ok(false);
             }
-        };
-        if self.armed && told == 0 {
-            return false;
+            self.rail.queue.arm().map(|()| true)
+        });
+        match armed {
+            Ok(false) => return false,
+            Ok(true) => self.armed = true,
+            Err(error) => self.give_up(&error),
         }
-        if let Err(error) = self.rail.queue.arm() {
-            tracing::warn!("{error}");
-            return false;
-        }
-        self.armed = true;
         // What completed before it was armed makes no event.
         self.turn()
     }
@@ -347,15 +369,24 @@ impl RdmaTransport {
     }
 }
 
-/// Destroys a connection's queue pair, and ends what was under way. Where the device refuses, its leases never
-/// return: the peer may still write into them.
-fn destroy(id: ConnectionId, connection: Connection, tell: impl FnMut(TransportEvent)) {
-    let Connection { wire, side, .. } = connection;
-    match wire.destroy() {
-        Ok(destroyed) => Connection::end(side, destroyed, tell),
-        Err(error) => {
-            tracing::error!(connection = id.0, "its buffers are lost for good: {error}");
-            mem::forget(side);
+/// Destroys a connection's queue pair, and ends what was under way. Where the device refuses, it stays as it is, to be
+/// tried again: the peer may still write into its leases.
+fn destroy(
+    id: ConnectionId,
+    connection: Connection,
+    now: Time,
+    tell: impl FnMut(TransportEvent),
+) -> Option<Connection> {
+    let (wire, side) = connection.take_apart();
+    match wire.destroy(now) {
+        Ok(destroyed) => {
+            Connection::end(side, destroyed, tell);
+            None
+        }
+        Err(left) => {
+            let (wire, error) = *left;
+            tracing::warn!(connection = id.0, "its buffers cannot be used: {error}");
+            Some(Connection::new(wire, side))
         }
     }
 }
@@ -363,7 +394,11 @@ fn destroy(id: ConnectionId, connection: Connection, tell: impl FnMut(TransportE
 impl Drop for RdmaTransport {
     fn drop(&mut self) {
         for (id, connection) in mem::take(&mut self.connections) {
-            destroy(id, connection, drop);
+            if let Some(left) = destroy(id, connection, self.now, drop) {
+                // Nobody is left to try again. What its peer may write into stays mapped, and nobody else's.
+                let (_, side) = left.take_apart();
+                mem::forget(side);
+            }
         }
     }
 }
@@ -457,7 +492,8 @@ impl Transport for RdmaTransport {
     }
 
     fn wake_at(&self) -> Time {
-        if self.more || !self.armed || !self.events.is_empty() || !self.dirty.is_empty() {
+        let blind = !self.armed && !self.broken;
+        if self.more || blind || !self.events.is_empty() || !self.dirty.is_empty() {
             return self.now;
         }
         let times = self.connections.values().map(Connection::wake_at);

@@ -6,7 +6,9 @@ use std::time::Duration;
 use forebay_engine::ports::{Payload, Time};
 
 use crate::asking::Destroyed;
-use crate::limits::{DRAIN_MS, RECEIVES, SEND_SLOTS, SENDS, SLOT_BYTES, UNSIGNALLED_MAX};
+use crate::limits::{
+    DESTROY_PAUSE_MS, DRAIN_MS, RECEIVES, SEND_SLOTS, SENDS, SLOT_BYTES, UNSIGNALLED_MAX,
+};
 use crate::message::Destination;
 use crate::rail::Rail;
 use crate::{
@@ -74,6 +76,8 @@ pub(crate) struct Wire {
     receives: usize,
     /// Since when it is in error.
     failed: Option<Time>,
+    /// The device did not destroy it; when that is tried again.
+    destroy_at: Option<Time>,
 }
 
 impl Wire {
@@ -94,6 +98,7 @@ impl Wire {
             slots_held: 0,
             receives: 0,
             failed: None,
+            destroy_at: None,
         };
         for slot in 0..usize::from(RECEIVES) {
             wire.post_receive(slot)
@@ -140,13 +145,20 @@ impl Wire {
     }
 
     /// Copies a message out of its slot, and posts the slot again. The copy is what is checked: a peer that goes on
-    /// sending cannot change it.
+    /// sending cannot change it. Slot and length are what the device says.
     pub fn take_message(
         &mut self,
         slot: usize,
         len_bytes: usize,
         message: &mut Vec<u8>,
     ) -> Result<(), PostError> {
+        if slot >= usize::from(RECEIVES) || len_bytes > SLOT_BYTES {
+            return Err(PostError::OutsideRegion {
+                offset_bytes: slot.saturating_mul(SLOT_BYTES),
+                len_bytes,
+                region_bytes: usize::from(RECEIVES) * SLOT_BYTES,
+            });
+        }
         message.resize(len_bytes, 0);
         self.slots.read_at(slot * SLOT_BYTES, message)?;
         self.post_receive(slot)
@@ -162,12 +174,12 @@ impl Wire {
         self.room().min(SEND_SLOTS - self.held.len())
     }
 
-    /// Work up to this number, of which the low bits are known, is done. The number in full.
-    pub fn completed(&mut self, low: u64) -> u64 {
-        let further = low.wrapping_sub(self.done) & NUMBER_MASK;
-        self.done = self.sent.min(self.done + further);
+    /// Work up to this number, of which the low bits are known, is done. The number in full; none when no such work
+    /// is under way, whatever the device says.
+    pub fn completed(&mut self, low: u64) -> Option<u64> {
+        self.done = done_up_to(self.done, self.sent, low)?;
         while self.held.pop_front_if(|work| *work <= self.done).is_some() {}
-        self.done
+        Some(self.done)
     }
 
     fn number(&mut self) -> u64 {
@@ -250,16 +262,33 @@ impl Wire {
     /// When it may be destroyed at the latest; none while it works.
     pub fn drained_at(&self) -> Option<Time> {
         let latest = self.failed? + Duration::from_millis(DRAIN_MS);
-        Some(if self.receives == 0 { Time(0) } else { latest })
+        let drained = if self.receives == 0 { Time(0) } else { latest };
+        Some(self.destroy_at.unwrap_or(drained))
     }
 
     /// Destroys the queue pair, then its slots.
     ///
     /// # Errors
-    /// The device's reason: the peer may still write.
-    pub fn destroy(self) -> Result<Destroyed, VerbsError> {
-        self.pair.destroy()
+    /// Itself, and the device's reason: the peer may still write. It may be tried again after a pause.
+    pub fn destroy(mut self, now: Time) -> Result<Destroyed, Box<(Wire, VerbsError)>> {
+        match self.pair.destroy() {
+            Ok(destroyed) => Ok(destroyed),
+            Err(left) => {
+                let (pair, why) = *left;
+                self.pair = pair;
+                self.destroy_at = Some(now + Duration::from_millis(DESTROY_PAUSE_MS));
+                Err(Box::new((self, why)))
+            }
+        }
     }
+}
+
+/// The number whose low bits are `low`, if it lies above `done` and not above `sent`.
+fn done_up_to(done: u64, sent: u64, low: u64) -> Option<u64> {
+    let further = low.wrapping_sub(done) & NUMBER_MASK;
+    (1..=sent - done)
+        .contains(&further)
+        .then_some(done + further)
 }
 
 #[cfg(test)]
@@ -280,5 +309,19 @@ mod tests {
         }
         assert_eq!(last.after(), ConnectionId(1));
         assert_eq!(ConnectionId(1).after(), ConnectionId(2));
+    }
+
+    #[test]
+    fn only_work_that_is_under_way_is_taken_as_done() {
+        assert_eq!(done_up_to(5, 9, 6), Some(6));
+        assert_eq!(done_up_to(5, 9, 9), Some(9));
+        // Told twice, long ago, never posted.
+        for low in [5, 4, 0, 10, NUMBER_MASK] {
+            assert_eq!(done_up_to(5, 9, low), None, "{low}");
+        }
+        let high = 7 << NUMBER_BITS;
+        assert_eq!(done_up_to(high - 2, high + 3, 1), Some(high + 1));
+        assert_eq!(done_up_to(high - 2, high + 3, 4), None);
+        assert_eq!(done_up_to(0, 0, 0), None);
     }
 }

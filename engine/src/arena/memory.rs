@@ -62,10 +62,27 @@ pub(super) const CHILDREN: usize = 16;
 const _: () =
     assert!(CHUNK_BYTES / SUB_BLOCK_BYTES == CHILDREN && SUB_BLOCK_BYTES / PAGE_BYTES == CHILDREN);
 
-/// The mapping. Unmapped when the last frame is gone.
+/// The mapping. Unmapped when the last frame and the last [`Mapping`] are gone.
 #[derive(Debug)]
 pub(super) struct Slab {
     map: MmapRaw,
+}
+
+/// Keeps the memory of one arena mapped, whatever becomes of the arena and its buffers: for devices that reach it by
+/// its addresses. Gives no way to the bytes themselves. Clones are the same.
+#[derive(Clone, Debug)]
+pub struct Mapping(Arc<Slab>);
+
+impl Mapping {
+    /// Its first byte, for naming places to devices. The bytes belong to leases and frozen buffers.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.0.map.as_mut_ptr()
+    }
+
+    /// Its length in bytes.
+    pub fn len_bytes(&self) -> usize {
+        self.0.map.len()
+    }
 }
 
 impl Slab {
@@ -73,7 +90,7 @@ impl Slab {
     ///
     /// # Errors
     /// When the kernel refuses the mapping.
-    pub(super) fn frames(chunks: usize) -> io::Result<Vec<Frame>> {
+    pub(super) fn frames(chunks: usize) -> io::Result<(Mapping, Vec<Frame>)> {
         let len = chunks
             .checked_mul(CHUNK_BYTES)
             .ok_or(io::ErrorKind::OutOfMemory)?;
@@ -83,13 +100,13 @@ impl Slab {
         let slab = Arc::new(Slab {
             map: MmapRaw::from(map),
         });
-        Ok((0..chunks)
-            .map(|n| Frame {
-                slab: slab.clone(),
-                offset: n * CHUNK_BYTES,
-                class: BufferClass::Chunk,
-            })
-            .collect())
+        let frames = (0..chunks).map(|n| Frame {
+            slab: slab.clone(),
+            offset: n * CHUNK_BYTES,
+            class: BufferClass::Chunk,
+        });
+        let frames = frames.collect();
+        Ok((Mapping(slab), frames))
     }
 }
 
@@ -179,7 +196,7 @@ mod tests {
 
     #[test]
     fn split_frames_cover_the_parent_without_overlap_and_join_again() {
-        let parent = Slab::frames(2).unwrap().pop().unwrap();
+        let parent = Slab::frames(2).unwrap().1.pop().unwrap();
         let offset = parent.offset();
         let mut children = parent.split().unwrap();
         for (n, child) in children.iter_mut().enumerate() {
@@ -194,7 +211,7 @@ mod tests {
 
     #[test]
     fn join_refuses_what_is_not_one_whole_family() {
-        let mut frames = Slab::frames(2).unwrap();
+        let (_, mut frames) = Slab::frames(2).unwrap();
         let mut a: Vec<Frame> = frames.pop().unwrap().split().unwrap().into();
         let mut b: Vec<Frame> = frames.pop().unwrap().split().unwrap().into();
         std::mem::swap(&mut a[3], &mut b[3]);

@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 
-pub use memory::BufferClass;
+pub use memory::{BufferClass, Mapping};
 use memory::{CHILDREN, Frame, Slab};
 
 use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
@@ -191,7 +191,7 @@ pub struct Arena {
     in_flight_bytes: [usize; SHARES],
     frozen_bytes: usize,
     reserved_bytes: [usize; SHARES],
-    addresses: Range<usize>,
+    mapping: Mapping,
 }
 
 impl Arena {
@@ -200,12 +200,9 @@ impl Arena {
     /// # Errors
     /// When the kernel refuses the mapping.
     pub fn new(capacity_bytes: usize) -> io::Result<Self> {
-        let mut chunks = Slab::frames(capacity_bytes / CHUNK_BYTES)?;
+        let (mapping, mut chunks) = Slab::frames(capacity_bytes / CHUNK_BYTES)?;
         chunks.reverse();
         let capacity_bytes = chunks.len() * CHUNK_BYTES;
-        let start = chunks
-            .last()
-            .map_or(0, |first| first.bytes().as_ptr() as usize);
         let mut reserved_bytes = [0; SHARES];
         reserved_bytes[Share::Demand as usize] = capacity_bytes / 4;
         reserved_bytes[Share::Serve as usize] = capacity_bytes / 8;
@@ -219,7 +216,7 @@ impl Arena {
             in_flight_bytes: [0; SHARES],
             frozen_bytes: 0,
             reserved_bytes,
-            addresses: start..start + capacity_bytes,
+            mapping,
         })
     }
 
@@ -328,7 +325,13 @@ impl Arena {
     /// The addresses of all its buffers: what a device may register as fixed memory. One mapping
     /// that lives as long as any buffer of it.
     pub fn addresses(&self) -> Range<usize> {
-        self.addresses.clone()
+        let start = self.mapping.as_ptr() as usize;
+        start..start + self.capacity_bytes
+    }
+
+    /// A handle that keeps all its buffers mapped, for devices that may reach them after the arena is gone.
+    pub fn mapping(&self) -> Mapping {
+        self.mapping.clone()
     }
 
     /// Takes back the frames of dropped leases. [`Arena::lease`] does so by itself.
@@ -474,6 +477,19 @@ mod tests {
         assert_eq!((tail.len(), tail.padded().len()), (1, PAGE_BYTES));
         let at = padded.as_ptr() as usize;
         assert!(arena.addresses().start <= at && at + padded.len() <= arena.addresses().end);
+    }
+
+    #[test]
+    fn a_mapping_outlives_its_arena_at_the_same_addresses() {
+        let arena = Arena::new(2 * MIB).unwrap();
+        let (mapping, addresses) = (arena.mapping(), arena.addresses());
+        assert_eq!(mapping.as_ptr() as usize, addresses.start);
+        assert_eq!(mapping.len_bytes(), addresses.len());
+        drop(arena);
+        // Nothing else is mapped there while the handle lives.
+        let other = Arena::new(2 * MIB).unwrap().addresses();
+        assert!(other.end <= addresses.start || addresses.end <= other.start);
+        drop(mapping);
     }
 
     #[test]

@@ -43,6 +43,10 @@ impl TransportRig for Rig {
         clock().now()
     }
 
+    fn refuses_wrong_answers(&self) -> bool {
+        true
+    }
+
     fn pump(&mut self) {
         rest();
     }

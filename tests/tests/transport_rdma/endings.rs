@@ -10,6 +10,7 @@ use forebay_engine::ports::{
 };
 use forebay_transport_rdma::RdmaTransport;
 
+use crate::held::{Holds, Severed, uverbs_descriptors};
 use crate::pair::{PEERS, clock, device, introduce, rest, transport};
 
 const ARENA_BYTES: usize = 8 << 20;
@@ -141,24 +142,92 @@ fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
     assert_eq!(arena.free_bytes(), arena.capacity_bytes());
 }
 
+/// Lets all connections of both ends end, with their queue pairs.
+fn ended(asker: &mut RdmaTransport, server: &mut RdmaTransport) {
+    let begun = Instant::now();
+    while asker.connections() + server.connections() > 0 {
+        assert!(begun.elapsed() < WAIT_MAX, "a connection does not end");
+        assert!(asker.poll().is_none() && server.poll().is_none());
+        rest();
+    }
+}
+
 #[test]
 fn connections_come_and_go_without_leaving_anything() {
     let Some(device) = device() else { return };
     let arena = Arena::new(ARENA_BYTES).unwrap();
     let mut ends = [0, 1].map(|_| transport(&device, &arena));
     let [asker, server] = &mut ends;
-    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let before = descriptors();
-    for _ in 0..50 {
-        let [id, other] = introduce(asker, PEERS[0], server, PEERS[1]);
-        asker.close(id);
-        server.close(other);
-        let begun = Instant::now();
-        while asker.connections() + server.connections() > 0 {
-            assert!(begun.elapsed() < WAIT_MAX, "a connection does not end");
-            assert!(asker.poll().is_none() && server.poll().is_none());
-            rest();
+    let mut connect = |times: usize| {
+        for _ in 0..times {
+            let [id, other] = introduce(asker, PEERS[0], server, PEERS[1]);
+            asker.close(id);
+            server.close(other);
+            ended(asker, server);
         }
+    };
+    // What the allocator and the library keep for the next one.
+    connect(20);
+    let before = Holds::now(&device.1.device);
+    connect(1_000);
+    let after = Holds::now(&device.1.device);
+    assert_eq!(after.descriptors, before.descriptors);
+    assert_eq!(after.of_device, before.of_device);
+    let grown_bytes = after.resident_bytes.saturating_sub(before.resident_bytes);
+    // A queue pair's slots alone have 200 KB.
+    assert!(grown_bytes < 4 << 20, "{grown_bytes} bytes more");
+}
+
+#[test]
+fn what_cannot_be_destroyed_keeps_its_leases_until_it_can() {
+    let Some(device) = device() else { return };
+    let mut arena = Arena::new(ARENA_BYTES).unwrap();
+    let others = uverbs_descriptors();
+    let mut asker = transport(&device, &arena);
+    let own = uverbs_descriptors();
+    let own = *own
+        .iter()
+        .find(|fd| !others.contains(fd))
+        .expect("one more");
+    let mut server = transport(&device, &arena);
+    let [id, _] = introduce(&mut asker, PEERS[0], &mut server, PEERS[1]);
+    let mut lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
+    lease.bytes_mut().fill(0x11);
+    asker.submit(fetch(lease, 1)).unwrap();
+    assert!(asker.poll().is_none());
+    let handle = asked(next(&mut server, Some(&mut asker)));
+
+    // No call reaches the kernel: the queue pair goes neither into error nor away, and its peer may write.
+    let severed = Severed::new(own);
+    asker.close(id);
+    let mut payload = arena.lease(BLOCK_BYTES, Share::Serve).unwrap();
+    payload.bytes_mut().fill(0x22);
+    let answer = TransportOp::Answer {
+        handle,
+        status: FetchStatus::Bytes,
+        payload: Some(Payload {
+            parts: vec![arena.freeze(payload)],
+            checksums: vec![0; BLOCK_BYTES / 4096],
+        }),
+    };
+    server.submit(answer).unwrap();
+    assert!(matches!(
+        next(&mut server, None),
+        TransportEvent::Answered { .. }
+    ));
+    // Longer than a queue pair may take to drain, and than the pause until the next try.
+    let begun = Instant::now();
+    while begun.elapsed() < Duration::from_millis(2_500) {
+        assert!(asker.poll().is_none(), "a lease came back too early");
+        assert_eq!(asker.connections(), 1);
+        rest();
     }
-    assert_eq!(descriptors(), before);
+    severed.mend();
+    let TransportEvent::Fetched { lease, result, .. } = next(&mut asker, None) else {
+        panic!("not a fetch's end");
+    };
+    assert_eq!(result, Err(TransportError::Unreachable));
+    assert_eq!(asker.connections(), 0);
+    // So the peer could write all along.
+    assert!(lease.bytes().iter().all(|byte| *byte == 0x22));
 }

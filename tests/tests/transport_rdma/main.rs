@@ -2,4 +2,5 @@
 
 mod conformance;
 mod endings;
+mod held;
 mod pair;

@@ -1,9 +1,9 @@
 //! Work that is gathered in a turn and posted with one doorbell.
 
 use std::ops::Range;
-use std::ptr;
 
 use super::abi::*;
+use super::arena::ArenaRegion;
 use super::memory::MemoryRegion;
 use super::queue_pair::RemoteSlice;
 use crate::PostError;
@@ -26,31 +26,22 @@ struct Gathered {
     elements: Range<usize>,
 }
 
+impl Gathered {
+    fn is_inline(&self) -> bool {
+        self.flags & IBV_SEND_INLINE != 0
+    }
+}
+
 impl Batch {
     /// Whether there is nothing to post.
     pub fn is_empty(&self) -> bool {
         self.gathered.is_empty()
     }
 
-    /// A message of bytes that lie in `region`. They must not change until it has completed.
+    /// A message of bytes of the region that begin at `offset_bytes`. They must not change until it has completed.
     ///
     /// # Errors
     /// [`PostError`] when they do not lie there; nothing was gathered.
-    pub fn send(
-        &mut self,
-        work: u64,
-        region: &MemoryRegion,
-        bytes: &[u8],
-    ) -> Result<(), PostError> {
-        let element = region.element_of(bytes)?;
-        self.gather(work, IBV_WR_SEND, 0, None, [element]);
-        Ok(())
-    }
-
-    /// A message of bytes of the region that begin at `offset_bytes`.
-    ///
-    /// # Errors
-    /// As for [`Batch::send`].
     pub fn send_at(
         &mut self,
         work: u64,
@@ -84,7 +75,7 @@ impl Batch {
     pub fn write<'a>(
         &mut self,
         work: u64,
-        region: &MemoryRegion,
+        region: &ArenaRegion,
         parts: impl IntoIterator<Item = &'a [u8]>,
         to: RemoteSlice,
     ) -> Result<(), PostError> {
@@ -135,19 +126,37 @@ impl Batch {
         });
     }
 
-    /// The first of the requests, each linked to the next. They stay valid until the batch is touched again.
+    /// The most pieces of memory that one piece of work names.
+    pub(super) fn elements_max(&self) -> usize {
+        let counts = self.gathered.iter().map(|work| work.elements.len());
+        counts.max().unwrap_or(0)
+    }
+
+    /// The longest inline message, in bytes.
+    pub(super) fn inline_max(&self) -> usize {
+        let inline = self.gathered.iter().filter(|work| work.is_inline());
+        let lengths = inline.flat_map(|work| &self.elements[work.elements.clone()]);
+        lengths
+            .map(|element| element.length as usize)
+            .max()
+            .unwrap_or(0)
+    }
+
+    /// The first of the requests, each linked to the next. They stay valid until the batch is touched again, which
+    /// must be to clear it.
     pub(super) fn linked(&mut self) -> *mut ibv_send_wr {
         let inline = self.inline.as_ptr().addr() as u64;
-        for work in &self.gathered {
-            if work.flags & IBV_SEND_INLINE != 0 {
-                for element in &mut self.elements[work.elements.clone()] {
-                    element.addr += inline;
-                }
+        for work in self.gathered.iter().filter(|work| work.is_inline()) {
+            for element in &mut self.elements[work.elements.clone()] {
+                element.addr += inline;
             }
         }
-        let elements = self.elements.as_mut_ptr();
+        let (count, elements) = (self.gathered.len(), self.elements.as_mut_ptr());
         self.requests.clear();
-        self.requests.extend(self.gathered.iter().map(|work| {
+        self.requests.reserve(count);
+        // Pointers among the requests are made before there are any, and no reference to one is made afterwards.
+        let first = self.requests.as_mut_ptr();
+        for (at, work) in self.gathered.iter().enumerate() {
             let mut request = ibv_send_wr::zeroed();
             request.wr_id = work.work;
             request.sg_list = elements.wrapping_add(work.elements.start);
@@ -158,15 +167,12 @@ impl Batch {
                 request.wr.remote_addr = target.address;
                 request.wr.rkey = target.key;
             }
-            request
-        }));
-        let mut next = ptr::null_mut();
-        let first = self.requests.as_mut_ptr();
-        for at in (0..self.requests.len()).rev() {
-            self.requests[at].next = next;
-            next = first.wrapping_add(at);
+            if at + 1 < count {
+                request.next = first.wrapping_add(at + 1);
+            }
+            self.requests.push(request);
         }
-        next
+        self.requests.as_mut_ptr()
     }
 
     /// Forgets everything; what was posted stays under way.
@@ -190,6 +196,7 @@ mod tests {
                 batch.send_inline(u64::from(work), &[round, work]);
             }
             batch.signal_last();
+            assert_eq!((batch.elements_max(), batch.inline_max()), (1, 2));
             batch.linked();
             let inline = batch.inline.as_ptr().addr() as u64;
             assert_eq!(batch.inline, [round, 0, round, 1, round, 2]);
@@ -198,7 +205,11 @@ mod tests {
                 assert_eq!(batch.elements[at].addr, inline + 2 * at as u64);
                 let signalled = request.send_flags & IBV_SEND_SIGNALED != 0;
                 assert_eq!(signalled, at == 2);
-                assert_eq!(request.next.is_null(), at == 2);
+                let next = batch.requests.get(at + 1);
+                assert_eq!(
+                    request.next.cast_const(),
+                    next.map_or(std::ptr::null(), |next| next)
+                );
             }
             batch.clear();
             assert!(batch.is_empty());

@@ -106,7 +106,8 @@ pub(super) fn call_failed_with(
 /// The library's list of devices; freed when dropped.
 struct DeviceList {
     library: &'static Library,
-    first: NonNull<*mut ibv_device>,
+    /// None where the kernel has no RDMA at all.
+    first: Option<NonNull<*mut ibv_device>>,
     count: usize,
 }
 
@@ -118,14 +119,14 @@ impl DeviceList {
         match NonNull::new(first) {
             Some(first) => Ok(DeviceList {
                 library,
-                first,
+                first: Some(first),
                 count: usize::try_from(count).unwrap_or(0),
             }),
             // A kernel without RDMA.
             None if io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS) => {
                 Ok(DeviceList {
                     library,
-                    first: NonNull::dangling(),
+                    first: None,
                     count: 0,
                 })
             }
@@ -138,11 +139,15 @@ impl DeviceList {
     }
 
     fn iter(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
-        // SAFETY: the list has `count` entries, and lives as long as `self`.
-        let devices = unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) };
+        let devices = match self.first {
+            // SAFETY: the list has `count` entries, and lives as long as `self`; nobody writes to it.
+            Some(first) => unsafe { std::slice::from_raw_parts(first.as_ptr(), self.count) },
+            None => &[],
+        };
         devices.iter().filter_map(|device| NonNull::new(*device))
     }
 
+    /// Of a device of this list.
     fn info(&self, device: NonNull<ibv_device>) -> DeviceInfo {
         // SAFETY: the device is of this list, which lives.
         let name = unsafe { (self.library.ibv_get_device_name)(device.as_ptr()) };
@@ -159,11 +164,10 @@ impl DeviceList {
 
 impl Drop for DeviceList {
     fn drop(&mut self) {
-        // An empty list may have been made here.
-        if self.count > 0 {
+        if let Some(first) = self.first {
             // SAFETY: the list is of `ibv_get_device_list` and not freed yet; devices that were opened from it
             // hold references of their own.
-            unsafe { (self.library.ibv_free_device_list)(self.first.as_ptr()) };
+            unsafe { (self.library.ibv_free_device_list)(first.as_ptr()) };
         }
     }
 }

@@ -5,13 +5,11 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::rc::Rc;
 
-use forebay_engine::arena::Arena;
-
 use super::abi::*;
 use super::checked;
 use super::device::{Device, DeviceShared, call_failed};
 use super::queue_pair::RemoteSlice;
-use crate::limits::{MESSAGE_BYTES_MAX, PAGE_BYTES};
+use crate::limits::PAGE_BYTES;
 use crate::{PostError, VerbsError};
 
 /// What belongs together: a queue pair reaches the regions of its own domain only. Clones are the same.
@@ -82,12 +80,76 @@ impl Access {
     }
 }
 
+/// A registration with the device. What registers sees to it that the memory stays until
+/// [`Registered::deregister`] has said so, or for good.
+pub(super) struct Registered {
+    region: NonNull<ibv_mr>,
+    domain: Rc<DomainShared>,
+}
+
+impl Registered {
+    /// Registers `len_bytes` from `first` on.
+    ///
+    /// # Safety
+    /// The bytes are mapped, and stay so until `deregister` has said true. No reference is made to bytes that the device may
+    /// be writing: with `access` for peers, those that a peer may be writing; else those that posted receives and
+    /// READs name.
+    pub(super) unsafe fn new(
+        domain: &ProtectionDomain,
+        first: NonNull<u8>,
+        len_bytes: usize,
+        access: Access,
+    ) -> Result<Registered, VerbsError> {
+        let object = named(domain, len_bytes);
+        let domain = Rc::clone(&domain.0);
+        // SAFETY: the domain lives; the bytes are mapped, by this function's condition.
+        let region = unsafe {
+            (domain.device.library.ibv_reg_mr)(
+                domain.domain.as_ptr(),
+                first.as_ptr().cast(),
+                len_bytes,
+                access.flags().cast_signed(),
+            )
+        };
+        match NonNull::new(region) {
+            Some(region) => Ok(Registered { region, domain }),
+            None => Err(call_failed(
+                "ibv_reg_mr",
+                object,
+                "; look at the limit on locked memory (ulimit -l, LimitMEMLOCK=)",
+            )),
+        }
+    }
+
+    /// The keys for this side and for peers.
+    pub(super) fn keys(&self) -> (u32, u32) {
+        // SAFETY: the region is registered as long as `self` lives; the library writes it no more.
+        let region = unsafe { self.region.as_ref() };
+        (region.lkey, region.rkey)
+    }
+
+    /// Ends it. When that is true no device reaches the bytes any more, whatever work still names them: that work
+    /// fails. When it is false they must be kept for good.
+    pub(super) fn deregister(self) -> bool {
+        // SAFETY: registered once, deregistered here only: `self` is consumed.
+        let returned = unsafe { (self.domain.device.library.ibv_dereg_mr)(self.region.as_ptr()) };
+        let Err(why) = checked(returned) else {
+            return true;
+        };
+        tracing::warn!(
+            device = self.domain.device.name,
+            "RDMA memory could not be deregistered and is kept for good: {why}"
+        );
+        false
+    }
+}
+
 /// Memory of this process that the device, and peers as far as they are let, read and write at any time.
 /// So there are no references to its bytes: they are copied in and out.
 pub struct MemoryRegion {
-    region: NonNull<ibv_mr>,
-    bytes: Backing,
-    domain: Rc<DomainShared>,
+    // None only while it is dropped.
+    registered: Option<Registered>,
+    bytes: PageMemory,
 }
 
 impl MemoryRegion {
@@ -106,72 +168,18 @@ impl MemoryRegion {
                 what: "not to be had".into(),
             });
         };
-        MemoryRegion::register(domain, Backing::Own(bytes), access)
-    }
-
-    /// Registers all buffers of an arena, so that work can name bytes of its leases and frozen buffers.
-    ///
-    /// The region does not keep the arena. A device reaches the pages that were pinned when they were registered, not what is
-    /// mapped at an address later: when the arena goes first its pages stay pinned, and are nobody else's,
-    /// until the region is gone.
-    ///
-    /// With remote access, peers may write to any buffer at any time, also to one that is borrowed: whom to let, and
-    /// which leases to name to them, is for the caller (decision 25, "Who may write where").
-    ///
-    /// # Errors
-    /// As for [`MemoryRegion::new`].
-    pub fn over_arena(
-        domain: &ProtectionDomain,
-        arena: &Arena,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        let addresses = arena.addresses();
-        let Some(first) = NonNull::new(std::ptr::with_exposed_provenance_mut(addresses.start))
-            .filter(|_| !addresses.is_empty())
-        else {
-            return Err(VerbsError::Unusable {
-                object: named(domain, 0),
-                what: "an empty arena: give it at least one chunk".into(),
-            });
-        };
-        let len_bytes = addresses.len();
-        MemoryRegion::register(domain, Backing::Arena { first, len_bytes }, access)
-    }
-
-    fn register(
-        domain: &ProtectionDomain,
-        bytes: Backing,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        let object = || named(domain, bytes.len_bytes());
-        let domain = Rc::clone(&domain.0);
-        // SAFETY: the domain lives. Bytes of our own are freed only after they were deregistered; an arena's are mapped now
-        // and pinned by this call, so that they stay the device's even when they are unmapped first.
-        let region = unsafe {
-            (domain.device.library.ibv_reg_mr)(
-                domain.domain.as_ptr(),
-                bytes.first().as_ptr().cast(),
-                bytes.len_bytes(),
-                access.flags().cast_signed(),
-            )
-        };
-        match NonNull::new(region) {
-            Some(region) => Ok(MemoryRegion {
-                region,
-                bytes,
-                domain,
-            }),
-            None => Err(call_failed(
-                "ibv_reg_mr",
-                object(),
-                "; look at the limit on locked memory (ulimit -l, LimitMEMLOCK=)",
-            )),
-        }
+        // SAFETY: the bytes are freed by the region's drop only, after they were deregistered, or never. No reference to
+        // them is made at all: they are copied in and out through raw pointers.
+        let registered = unsafe { Registered::new(domain, bytes.first, len_bytes, access) }?;
+        Ok(MemoryRegion {
+            registered: Some(registered),
+            bytes,
+        })
     }
 
     /// Its length in bytes.
     pub fn len_bytes(&self) -> usize {
-        self.bytes.len_bytes()
+        self.bytes.layout.size()
     }
 
     /// Bytes of it, to be named in work that is posted.
@@ -185,7 +193,7 @@ impl MemoryRegion {
     ) -> Result<LocalSlice<'_>, PostError> {
         self.check(offset_bytes, len_bytes)?;
         // Within the region, so it does not overflow.
-        let address = self.bytes.first().as_ptr().addr() + offset_bytes;
+        let address = self.bytes.first.as_ptr().addr() + offset_bytes;
         Ok(LocalSlice {
             address: address as u64,
             len_bytes,
@@ -196,12 +204,8 @@ impl MemoryRegion {
 
     /// What a peer names to reach the bytes from `offset_bytes` on. How far it gets is for its device to say.
     pub fn remote(&self, offset_bytes: usize) -> RemoteSlice {
-        let address = self
-            .bytes
-            .first()
-            .as_ptr()
-            .addr()
-            .wrapping_add(offset_bytes);
+        let first = self.bytes.first.as_ptr().addr();
+        let address = first.wrapping_add(offset_bytes);
         RemoteSlice {
             address: address as u64,
             key: self.keys().1,
@@ -213,9 +217,9 @@ impl MemoryRegion {
     /// # Errors
     /// [`PostError::OutsideRegion`].
     pub fn write_at(&self, offset_bytes: usize, bytes: &[u8]) -> Result<(), PostError> {
-        let own = self.own(offset_bytes, bytes.len())?;
+        self.check(offset_bytes, bytes.len())?;
         // SAFETY: the offset was checked to lie within the allocation.
-        let to = unsafe { own.first.add(offset_bytes) };
+        let to = unsafe { self.bytes.first.add(offset_bytes) };
         // SAFETY: both sides have that many bytes, and a borrowed slice is not part of an allocation to which
         // no reference is ever made. Devices may write the same bytes; that mixes bytes, as any DMA does.
         unsafe { to.copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
@@ -227,89 +231,43 @@ impl MemoryRegion {
     /// # Errors
     /// [`PostError::OutsideRegion`].
     pub fn read_at(&self, offset_bytes: usize, bytes: &mut [u8]) -> Result<(), PostError> {
-        let own = self.own(offset_bytes, bytes.len())?;
+        self.check(offset_bytes, bytes.len())?;
         // SAFETY: the offset was checked to lie within the allocation.
-        let from = unsafe { own.first.add(offset_bytes) };
+        let from = unsafe { self.bytes.first.add(offset_bytes) };
         // SAFETY: as for writing. The bytes were zeros at first, so all of them have a value.
         unsafe { from.copy_to_nonoverlapping(NonNull::from(&mut *bytes).cast(), bytes.len()) };
         Ok(())
     }
 
     fn check(&self, offset_bytes: usize, len_bytes: usize) -> Result<(), PostError> {
-        let region_bytes = self.len_bytes();
-        match offset_bytes.checked_add(len_bytes) {
-            Some(end) if end <= region_bytes => Ok(()),
-            _ => Err(PostError::OutsideRegion {
-                offset_bytes,
-                len_bytes,
-                region_bytes,
-            }),
-        }
+        check(self.len_bytes(), offset_bytes, len_bytes)
     }
 
-    /// Memory that the region itself allocated: an arena's bytes are reached by their leases.
-    fn own(&self, offset_bytes: usize, len_bytes: usize) -> Result<&PageMemory, PostError> {
-        self.check(offset_bytes, len_bytes)?;
-        match &self.bytes {
-            Backing::Own(memory) => Ok(memory),
-            Backing::Arena { .. } => Err(PostError::OutsideRegion {
-                offset_bytes,
-                len_bytes,
-                region_bytes: 0,
-            }),
-        }
-    }
-
-    /// Where bytes of the region are, as verbs name them.
-    ///
-    /// # Errors
-    /// [`PostError::OutsideRegion`].
-    pub(super) fn element_of(&self, bytes: &[u8]) -> Result<ibv_sge, PostError> {
-        let address = bytes.as_ptr().addr();
-        let offset_bytes = address.wrapping_sub(self.bytes.first().as_ptr().addr());
-        self.check(offset_bytes, bytes.len())?;
-        let Ok(length) = u32::try_from(bytes.len()) else {
-            return Err(PostError::TooLong {
-                len_bytes: bytes.len(),
-                max_bytes: MESSAGE_BYTES_MAX,
-            });
-        };
-        Ok(ibv_sge {
-            addr: address as u64,
-            length,
-            lkey: self.keys().0,
-        })
-    }
-
-    /// The key by which peers name it.
-    pub fn remote_key(&self) -> u32 {
-        self.keys().1
-    }
-
-    /// The keys for this side and for peers.
     fn keys(&self) -> (u32, u32) {
-        // SAFETY: the region is registered as long as `self` lives; the library writes it no more.
-        let region = unsafe { self.region.as_ref() };
-        (region.lkey, region.rkey)
+        self.registered.as_ref().map_or((0, 0), Registered::keys)
     }
 }
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // SAFETY: registered once, deregistered here only. When it succeeds no device reaches the bytes any more,
-        // whatever work still names them: that work fails.
-        let returned = unsafe { (self.domain.device.library.ibv_dereg_mr)(self.region.as_ptr()) };
-        if let Err(why) = checked(returned) {
-            // A device may still write to them.
-            if let Backing::Own(memory) = &mut self.bytes {
-                memory.leak();
-            }
-            tracing::warn!(
-                device = self.domain.device.name,
-                bytes = self.bytes.len_bytes(),
-                "memory could not be deregistered and is kept for good: {why}"
-            );
-        }
+        let gone = self.registered.take().is_none_or(Registered::deregister);
+        self.bytes.leaked = !gone;
+    }
+}
+
+/// Whether bytes lie within a region.
+pub(super) fn check(
+    region_bytes: usize,
+    offset_bytes: usize,
+    len_bytes: usize,
+) -> Result<(), PostError> {
+    match offset_bytes.checked_add(len_bytes) {
+        Some(end) if end <= region_bytes => Ok(()),
+        _ => Err(PostError::OutsideRegion {
+            offset_bytes,
+            len_bytes,
+            region_bytes,
+        }),
     }
 }
 
@@ -323,34 +281,9 @@ pub struct LocalSlice<'a> {
 }
 
 /// What errors call memory.
-fn named(domain: &ProtectionDomain, len_bytes: usize) -> String {
+pub(super) fn named(domain: &ProtectionDomain, len_bytes: usize) -> String {
     let device = &domain.0.device.name;
     format!("{len_bytes} bytes of memory for RDMA device {device}")
-}
-
-/// Whose memory a region is of.
-enum Backing {
-    Own(PageMemory),
-    Arena {
-        first: NonNull<u8>,
-        len_bytes: usize,
-    },
-}
-
-impl Backing {
-    fn first(&self) -> NonNull<u8> {
-        match self {
-            Backing::Own(memory) => memory.first,
-            Backing::Arena { first, .. } => *first,
-        }
-    }
-
-    fn len_bytes(&self) -> usize {
-        match self {
-            Backing::Own(memory) => memory.layout.size(),
-            Backing::Arena { len_bytes, .. } => *len_bytes,
-        }
-    }
 }
 
 /// Zeros, whole pages from a page's beginning on, so that no other data shares a page with them.
@@ -372,10 +305,6 @@ impl PageMemory {
             layout,
             leaked: false,
         })
-    }
-
-    fn leak(&mut self) {
-        self.leaked = true;
     }
 }
 

@@ -1,4 +1,4 @@
-//! libibverbs behind types that cannot be misused. All unsafe code of this crate is here.
+//! libibverbs behind types that cannot be misused. All unsafe code of this crate is here, but for one call in `rail`.
 //!
 //! | module | holds |
 //! |---|---|
@@ -6,11 +6,13 @@
 //! | `library` | the functions, loaded at run time |
 //! | `device` | devices, ports, GIDs |
 //! | `memory` | protection domains and registered memory |
+//! | `arena` | a core's arena, registered |
 //! | `completion` | completion queues, and the channels that wake |
 //! | `batch` | work that is posted together |
 //! | `queue_pair` | reliable-connected queue pairs |
 
 mod abi;
+mod arena;
 mod batch;
 mod completion;
 mod device;
@@ -18,6 +20,7 @@ mod library;
 mod memory;
 mod queue_pair;
 
+pub use arena::ArenaRegion;
 pub use batch::Batch;
 pub use completion::{CompletionChannel, CompletionQueue};
 pub use device::{Device, DeviceInfo, Verbs};
@@ -27,11 +30,32 @@ pub use queue_pair::{QueuePair, QueuePairSize, RemoteSlice};
 use std::io;
 
 /// The library's convention for functions that return a number: 0 is success, a positive one an error number,
-/// a negative one says that `errno` has it.
+/// -1 says that `errno` has it. Some drivers return an error number below zero.
 fn checked(returned: i32) -> io::Result<()> {
     match returned {
         0 => Ok(()),
-        number if number > 0 => Err(io::Error::from_raw_os_error(number)),
-        _ => Err(io::Error::last_os_error()),
+        -1 => Err(io::Error::last_os_error()),
+        number => Err(io::Error::from_raw_os_error(
+            number.checked_abs().unwrap_or(libc::EIO),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_told_in_each_of_the_three_ways() {
+        assert!(checked(0).is_ok());
+        for told in [libc::ENOMEM, -libc::ENOMEM] {
+            let why = checked(told).unwrap_err();
+            assert_eq!(why.raw_os_error(), Some(libc::ENOMEM));
+        }
+        assert!(checked(-1).is_err());
+        assert_eq!(
+            checked(i32::MIN).unwrap_err().raw_os_error(),
+            Some(libc::EIO)
+        );
     }
 }

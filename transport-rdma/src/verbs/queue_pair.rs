@@ -44,6 +44,7 @@ pub struct QueuePair {
     pair: NonNull<ibv_qp>,
     number: u32,
     inline_bytes: usize,
+    elements: usize,
     reads: u8,
     destroyed: bool,
     // After the queue pair itself, which is destroyed first.
@@ -103,6 +104,7 @@ impl QueuePair {
             pair,
             number,
             inline_bytes: wanted.cap.max_inline_data as usize,
+            elements: size.elements as usize,
             reads: super::Device(Rc::clone(device)).reads_under_way_max(),
             destroyed: false,
             domain: Rc::clone(&domain.0),
@@ -200,16 +202,21 @@ impl QueuePair {
     /// Destroys it. From then on nothing that its peer has sent lands in this process's memory.
     ///
     /// # Errors
-    /// The device's reason. Memory that the peer may write into must then not be used again.
-    pub fn destroy(mut self) -> Result<Destroyed, VerbsError> {
-        self.destroyed = true;
-        self.destroy_once()?;
-        Ok(Destroyed::new())
+    /// The queue pair, which still exists, and the device's reason: memory that the peer may write into must not be
+    /// used again before a later try has succeeded.
+    pub fn destroy(mut self) -> Result<Destroyed, Box<(QueuePair, VerbsError)>> {
+        match self.destroy_once() {
+            Ok(()) => {
+                self.destroyed = true;
+                Ok(Destroyed::new())
+            }
+            Err(why) => Err(Box::new((self, why))),
+        }
     }
 
     fn destroy_once(&self) -> Result<(), VerbsError> {
-        // SAFETY: made once, destroyed once: by `destroy`, after which `drop` does not, or by `drop`. What it was made
-        // from is still held.
+        // SAFETY: it exists: who succeeds in this uses it no more, `destroy` by consuming it and keeping `drop` from it,
+        // or `drop`. What it was made from is still held.
         let returned = unsafe { (self.domain.device.library.ibv_destroy_qp)(self.pair.as_ptr()) };
         checked(returned).map_err(|why| {
             let object = format!(
@@ -335,14 +342,22 @@ impl QueuePair {
         if batch.is_empty() {
             return Ok(());
         }
+        let (inline_bytes, elements) = (batch.inline_max(), batch.elements_max());
+        if inline_bytes > self.inline_bytes || elements > self.elements {
+            batch.clear();
+            return Err(PostError::TooLong {
+                len_bytes: inline_bytes,
+                max_bytes: self.inline_bytes,
+            });
+        }
         let Some(post_send) = self.domain.device.operations().post_send else {
             return Err(PostError::Refused(io::ErrorKind::Unsupported.into()));
         };
         let mut refused = ptr::null_mut();
         let first = batch.linked();
         // SAFETY: the queue pair lives; requests, elements and inline bytes are the batch's, which is not touched
-        // during the call, and are read during the call only. An element names memory by a region's key: where the
-        // region is gone, the device refuses it.
+        // during the call, and are read during the call only; none has more than the queue pair was made for. An
+        // element names memory by a region's key, for reading: where the region is gone, the device refuses it.
         let returned = unsafe { post_send(self.pair.as_ptr(), first, &mut refused) };
         batch.clear();
         posted(returned)
