@@ -73,6 +73,8 @@ pub(super) struct Log<D: BlockDevice> {
     pub discards: VecDeque<u32>,
     pub voiding: usize,
     pub discarding: usize,
+    /// No free region is given back to the device before.
+    pub discard_after: Time,
     /// Regions where pins are to be written.
     pub stale: Stale,
     /// Where a checksum failed last, and when: a damaged table is one fault, not one for each entry.
@@ -134,6 +136,7 @@ impl<D: BlockDevice> Log<D> {
             discards: VecDeque::new(),
             voiding: 0,
             discarding: 0,
+            discard_after: Time(0),
             stale: Stale::default(),
             last_damage: None,
             found_nothing: false,
@@ -264,6 +267,9 @@ impl<D: BlockDevice> Log<D> {
             progressed |= self.turn_writer(now, tier, buffers);
             progressed |= self.turn_reclaim(now, tier, buffers);
             wake_at = wake_at.min(self.next_close(now));
+            if self.must_shrink() && self.discard_after > now {
+                wake_at = wake_at.min(self.discard_after);
+            }
             wake_at = wake_at.min(self.stale.due_at().max(now + Duration::from_millis(1)));
         }
         if self.waits_for_buffers() {

@@ -6,6 +6,8 @@
 //!
 //! Without the void header the next run would find again what was evicted, for as long as the region is not opened.
 
+use std::time::Duration;
+
 use super::device::Log;
 use super::flush::Waits;
 use super::layout::{Queue, VoidHeader};
@@ -22,9 +24,20 @@ const SPARSE_MAIN_PERCENT: u64 = 50;
 /// The same for a small region. Less, since what is kept gets into the main queue without having been read again.
 const SPARSE_SMALL_PERCENT: u64 = 25;
 
+/// After a header could not be made void no free region is given back for this long: it would be the same one.
+const DISCARD_PAUSE: Duration = Duration::from_secs(1);
+
+/// Whether a write failed for a reason that lies where it went, and will come back there.
+pub(super) fn is_of_the_place(error: DeviceError) -> bool {
+    matches!(error, DeviceError::Media | DeviceError::Write)
+}
+
 impl<D: BlockDevice> Log<D> {
     /// Free regions that still take room on the device are given back first.
-    pub fn give_back_free(&mut self) -> bool {
+    pub fn give_back_free(&mut self, now: Time) -> bool {
+        if now < self.discard_after {
+            return false;
+        }
         match self.regions.take_unpunched() {
             Some(region) => {
                 self.discard_later(region);
@@ -78,7 +91,7 @@ impl<D: BlockDevice> Log<D> {
         some
     }
 
-    /// A region's header is void, or could not be made so: then it is neither free nor given back.
+    /// A region's header is void, or could not be made so.
     pub fn void_done(
         &mut self,
         now: Time,
@@ -89,7 +102,7 @@ impl<D: BlockDevice> Log<D> {
         match result {
             Ok(()) => self.flush.request(Waits::Void(region)),
             Err(error) => {
-                self.not_voided(region);
+                self.not_voided(now, region, is_of_the_place(error));
                 self.fault(now, error, tier);
             }
         }
@@ -107,18 +120,19 @@ impl<D: BlockDevice> Log<D> {
         self.discard(region);
     }
 
-    /// Nobody knows what a region's header says: it is left alone until the next start.
-    pub fn not_voided(&mut self, region: u32) {
-        let state = self.regions.get(region).map(|entry| entry.state());
-        if state != Some(State::Voiding) {
-            return self.not_discarded(region);
-        }
+    /// Nobody knows what a region's header says. Whoever opens it writes a new one first, so that it is free all the same,
+    /// unless it cannot be written: but what was evicted from it may be found by the next run.
+    pub fn not_voided(&mut self, now: Time, region: u32, is_bad: bool) {
         self.stats.write_errors += 1;
-        self.voiding -= 1;
+        match self.regions.get(region).map(|entry| entry.state()) {
+            Some(State::Voiding) => self.voiding -= 1,
+            _ => self.discarding -= 1,
+        }
         if let Some(entry) = self.regions.get_mut(region) {
-            entry.bad = true;
+            entry.bad |= is_bad;
         }
         self.regions.free(region, false);
+        self.discard_after = now + DISCARD_PAUSE;
     }
 
     pub fn discard(&mut self, region: u32) {
@@ -143,16 +157,12 @@ impl<D: BlockDevice> Log<D> {
                 self.regions.discarded(region, true);
             }
             Err(error) => {
-                self.not_discarded(region);
+                self.stats.write_errors += 1;
+                self.discarding -= 1;
+                self.regions.discarded(region, false);
                 self.fault(now, error, tier);
             }
         }
-    }
-
-    pub fn not_discarded(&mut self, region: u32) {
-        self.stats.write_errors += 1;
-        self.discarding -= 1;
-        self.regions.discarded(region, false);
     }
 
     /// Regions in which nothing lives any more need no reclaim.
@@ -240,13 +250,16 @@ impl<D: BlockDevice> Log<D> {
         self.discards.push_back(region);
     }
 
-    /// Sealed regions of which little lives: the one with the least, if moving that is worth the room.
+    /// Sealed regions of which little lives: the one with the least, if moving that is worth the room. Of a region in
+    /// which other cores have entries nobody knows how much lives: it goes by its age.
     pub fn sparsest(&self, tier: &Tier) -> Option<u32> {
         let pages = u64::from(self.geometry.region_pages());
         let live = |region: &u32| u64::from(tier.heat(self.number, *region).live_pages);
         let of = |queue: Queue, percent: u64| {
             let members = self.regions.members(queue);
-            let sparse = members.filter(move |region| live(region) * 100 < pages * percent);
+            let sparse = |region: &u32| live(region) * 100 < pages * percent;
+            let shared = |region: u32| self.regions.get(region).is_some_and(|entry| entry.rehomed);
+            let sparse = members.filter(|region| sparse(region) && !shared(*region));
             sparse.min_by_key(live)
         };
         let main = of(Queue::Main, SPARSE_MAIN_PERCENT);

@@ -134,7 +134,7 @@ impl<D: BlockDevice> Log<D> {
             return false;
         }
         let given = self.empty_dead(tier) | self.free_emptied() | self.void_headers(buffers);
-        if given || (self.must_shrink() && self.give_back_free()) {
+        if given || (self.must_shrink() && self.give_back_free(now)) {
             return true;
         }
         let started = self.reclaim.is_none() && self.start_reclaim(now, tier);

@@ -2,12 +2,13 @@
 
 use super::DiskEvent;
 use super::device::Log;
+use super::discard::is_of_the_place;
 use super::flush::Waits;
 use super::index::{Extent, Place};
 use super::layout::{EntryRecord, Queue, Trailer, encode_checksums, encode_entries};
 use super::log::Buffers;
 use super::ops::Op;
-use super::regions::{Held, State};
+use super::regions::{Held, Region, State};
 use super::stream::{Done, From, Open};
 use super::tier::Tier;
 use super::writer::footer_page;
@@ -103,12 +104,22 @@ impl<D: BlockDevice> Log<D> {
         });
     }
 
-    /// Some of a batch's data could not be written, or not be made to last, or not be named.
+    /// Some of a batch's data could not be written, or not be named.
     fn batch_failed(&mut self, batch: usize, error: DeviceError, tier: &mut Tier) {
+        if let Some(region) = self.drop_batch(batch, error, tier) {
+            region.bad |= is_of_the_place(error);
+        }
+    }
+
+    /// A batch will not be there: its region is not appended to any more.
+    fn drop_batch(
+        &mut self,
+        batch: usize,
+        error: DeviceError,
+        tier: &mut Tier,
+    ) -> Option<&mut Region> {
         self.stats.write_errors += 1;
-        let Some(entry) = self.batches.try_remove(batch) else {
-            return;
-        };
+        let entry = self.batches.try_remove(batch)?;
         for part in &entry.parts {
             if entry.failed.is_some() {
                 self.settle_part(part, tier);
@@ -122,13 +133,9 @@ impl<D: BlockDevice> Log<D> {
             open.batches -= 1;
             open.broken = true;
         }
-        if let Some(region) = self.regions.get_mut(entry.region) {
-            match error {
-                DeviceError::NoSpace => region.partial = true,
-                DeviceError::Media | DeviceError::Write => region.bad = true,
-                DeviceError::Gone | DeviceError::ReadOnly | DeviceError::Range => {}
-            }
-        }
+        let region = self.regions.get_mut(entry.region)?;
+        region.partial |= error == DeviceError::NoSpace;
+        Some(region)
     }
 
     /// What could not be moved stays where it was, and so does its region.
@@ -157,7 +164,7 @@ impl<D: BlockDevice> Log<D> {
         let covered = self.flush.end();
         if let Err(error) = result {
             for waits in covered {
-                self.flush_failed(waits, error, tier);
+                self.flush_failed(now, waits, error, tier);
             }
             return self.fault(now, error, tier);
         }
@@ -174,14 +181,23 @@ impl<D: BlockDevice> Log<D> {
         }
     }
 
-    /// One fault is booked for the flush, by the caller.
-    fn flush_failed(&mut self, waits: Waits, error: DeviceError, tier: &mut Tier) {
+    /// One fault is booked for the flush, by the caller. It is no fault of the regions that the flush was for: any of
+    /// them can be written again.
+    fn flush_failed(&mut self, now: Time, waits: Waits, error: DeviceError, tier: &mut Tier) {
         match waits {
-            Waits::Data(batch) | Waits::Header(batch) => self.batch_failed(batch, error, tier),
+            Waits::Data(batch) | Waits::Header(batch) => {
+                self.drop_batch(batch, error, tier);
+            }
             Waits::Tables(region) => self.sealing_failed(region),
-            Waits::Region(region) => self.opening_failed(region, error),
-            Waits::Emptied(region) => self.put_back(region),
-            Waits::Void(region) => self.not_voided(region),
+            Waits::Region(region) => {
+                let no_space = error == DeviceError::NoSpace;
+                self.opening_failed(region, no_space, false);
+            }
+            Waits::Emptied(region) => {
+                self.put_back(region);
+                self.emptied.insert(region, self.batches_begun);
+            }
+            Waits::Void(region) => self.not_voided(now, region, false),
             Waits::Nobody => {}
         }
     }

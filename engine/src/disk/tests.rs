@@ -4,6 +4,7 @@ mod forget;
 mod hangs;
 mod pins;
 mod recovery;
+mod rehomed;
 mod room;
 mod steps;
 
@@ -40,6 +41,11 @@ struct Media {
     holds: Option<Vec<u8>>,
     /// The next write that begins with these bytes finds no space.
     no_space_for: Option<Vec<u8>>,
+    /// Each write that begins with these bytes fails with this.
+    fails: Option<(&'static [u8], DeviceError)>,
+    /// The next flush fails; or so many behind writes that begin with these bytes.
+    flush_fails: bool,
+    flush_fails_behind: Option<(&'static [u8], u32)>,
     hung: Vec<(Completions, DeviceOp)>,
     read_bytes: u64,
     written_bytes: u64,
@@ -126,6 +132,18 @@ impl BlockDevice for MemDevice {
                     media.no_space_for = None;
                     result = Err(DeviceError::NoSpace);
                 }
+                if let Some((start, error)) = media.fails
+                    && bytes.starts_with(start)
+                {
+                    result = Err(error);
+                }
+                if let Some((start, left)) = &mut media.flush_fails_behind
+                    && *left > 0
+                    && bytes.starts_with(start)
+                {
+                    *left -= 1;
+                    media.flush_fails = true;
+                }
                 if result.is_ok() {
                     media.bytes[at..at + bytes.len()].copy_from_slice(&bytes);
                 }
@@ -133,7 +151,10 @@ impl BlockDevice for MemDevice {
             }
             DeviceOp::Flush { tag } => DeviceEvent::Flush {
                 tag,
-                result: Ok(()),
+                result: match std::mem::take(&mut media.flush_fails) {
+                    true => Err(DeviceError::Write),
+                    false => Ok(()),
+                },
             },
             DeviceOp::Discard { tag, .. } => DeviceEvent::Discard {
                 tag,

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::Fill;
 use super::device::Log;
+use super::discard::is_of_the_place;
 use super::flush::Waits;
 use super::geometry::Geometry;
 use super::index::Extent;
@@ -173,6 +174,8 @@ impl<D: BlockDevice> Log<D> {
         };
         entry.generation = entry.generation.wrapping_add(1).max(1);
         entry.sequence = sequence;
+        // Nothing of other cores can be here from now on.
+        entry.rehomed = false;
         entry.used_pages = 1;
         entry.held = Some(Box::new(Held {
             records: Vec::new(),
@@ -223,20 +226,20 @@ impl<D: BlockDevice> Log<D> {
         match result {
             Ok(()) => self.flush.request(Waits::Region(region)),
             Err(error) => {
-                self.opening_failed(region, error);
+                let no_space = error == DeviceError::NoSpace;
+                self.opening_failed(region, no_space, is_of_the_place(error));
                 self.fault(now, error, tier);
             }
         }
     }
 
-    pub fn opening_failed(&mut self, region: u32, error: DeviceError) {
+    /// `is_bad`: a place that cannot be written is not tried again before the next start.
+    pub fn opening_failed(&mut self, region: u32, no_space: bool, is_bad: bool) {
         self.stats.write_errors += 1;
         let Some(entry) = self.regions.get_mut(region) else {
             return;
         };
-        // A place that cannot be written is not tried again before the next start.
-        let no_space = error == DeviceError::NoSpace;
-        entry.bad = !no_space;
+        entry.bad |= is_bad;
         let queue = entry.queue;
         self.streams[queue as usize].opening = false;
         self.regions.release(region, no_space);

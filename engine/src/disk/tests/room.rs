@@ -87,3 +87,74 @@ fn an_emptied_region_is_not_found_by_the_next_run_and_takes_its_room() {
         .store(4 << 20, Ordering::Relaxed);
     bench.run_until(|bench| bench.disk.logs[0].regions.occupied() <= 2);
 }
+
+/// Serving, and all regions can still be written.
+fn is_sound(bench: &Bench) -> bool {
+    let stats = &bench.disk.stats().devices[0];
+    (&stats.state, stats.regions_lost) == (&DeviceState::Serving, 0)
+}
+
+/// What went wrong says nothing of the regions: most of a cache that is evicted is not lost by it.
+#[test]
+fn regions_whose_headers_are_not_made_void_are_free_all_the_same() {
+    for what in ["the flush", "no space"] {
+        let mut bench = Bench::new(2 << 20, 32);
+        fill(&mut bench, 0..450);
+        let mut media = bench.media.borrow_mut();
+        match what {
+            "the flush" => media.flush_fails_behind = Some((b"FBvacant", 100)),
+            _ => media.fails = Some((b"FBvacant", DeviceError::NoSpace)),
+        }
+        drop(media);
+        evict(&mut bench, 0..450);
+        bench.settle();
+        let stats = &bench.disk.stats().devices[0];
+        assert!(stats.write_errors > 3, "{what}: {stats:?}");
+        assert!(is_sound(&bench), "{what}: {stats:?}");
+        assert!(stats.regions_free >= 28, "{what}: {stats:?}");
+        // The log may grow again half a minute after there was no space.
+        bench.media.borrow_mut().fails = None;
+        bench.now = bench.now + Duration::from_secs(31);
+        fill(&mut bench, 1_000..1_450);
+        assert_eq!(missing(&bench, 1_000..1_450), [0; 0], "{what}");
+        assert_eq!(reclaimed(&bench), 0, "{what}");
+        bench.restart();
+        assert_eq!(missing(&bench, 1_000..1_450), [0; 0], "{what}");
+    }
+}
+
+#[test]
+fn a_header_that_cannot_be_written_costs_its_region() {
+    let mut bench = Bench::new(2 << 20, 32);
+    fill(&mut bench, 0..100);
+    bench.media.borrow_mut().fails = Some((b"FBvacant", DeviceError::Media));
+    evict(&mut bench, 0..100);
+    bench.settle();
+    let lost = bench.disk.stats().devices[0].regions_lost;
+    assert!((3..6).contains(&lost), "{lost}");
+}
+
+#[test]
+fn a_failed_flush_costs_no_region_and_an_emptied_one_is_free_in_the_end() {
+    // Behind a region's header, behind data; and the one that emptied regions wait for.
+    for behind in [Some((&b"FBregion"[..], 1)), None] {
+        let mut bench = Bench::new(2 << 20, 32);
+        bench.media.borrow_mut().flush_fails_behind = behind;
+        if behind.is_none() {
+            fill(&mut bench, 0..1);
+            bench.media.borrow_mut().flush_fails = true;
+        }
+        fill(&mut bench, 1..3);
+        bench.run_until(|bench| bench.disk.stats().devices[0].write_errors > 0);
+        fill(&mut bench, 3..200);
+        assert!(is_sound(&bench), "{:?}", bench.disk.stats());
+        assert_eq!(missing(&bench, 3..200), [0; 0]);
+        evict(&mut bench, 0..200);
+        bench.media.borrow_mut().flush_fails = true;
+        bench.settle();
+        let stats = &bench.disk.stats().devices[0];
+        assert!(!bench.media.borrow().flush_fails);
+        assert!(is_sound(&bench), "{stats:?}");
+        assert!(stats.regions_free >= 28, "{stats:?}");
+    }
+}
