@@ -7,7 +7,7 @@ use std::io;
 pub enum VerbsError {
     /// The library is not there, or too old.
     #[error(
-        "RDMA is not to be had here: {library}: {reason}; install rdma-core's libraries (Debian: libibverbs1, ibverbs-providers)"
+        "RDMA is not to be had here: {library}: {reason}; install rdma-core's libraries (Debian: libibverbs1, librdmacm1, ibverbs-providers)"
     )]
     Load {
         /// The library's file name.

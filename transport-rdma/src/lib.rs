@@ -8,7 +8,7 @@
 //! | `address` | what a queue pair's peer must know: [`Gid`], [`PortAddress`], [`PeerAddress`] |
 //! | `status` | what became of work: [`Completion`], [`WorkFault`] |
 //! | `error` | [`VerbsError`], [`PostError`] |
-//! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`ArenaRegion`], [`QueuePair`]; all unsafe code, but for `rail`'s promise of who writes into an arena |
+//! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`ArenaRegion`], [`QueuePair`], [`Cm`]; all unsafe code, but for `rail`'s promise of who writes into an arena |
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
 //! | `rail`, `wire`, `connection` | what a core has of a device; one connection's queue pair and slots; its rules over those |
 //! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
@@ -79,7 +79,8 @@ pub use rail::RailConfig;
 pub use status::{Completed, Completion, WorkFault, WorkKind};
 pub use transport::RdmaTransport;
 pub use verbs::{
-    Access, ArenaRegion, Batch, CompletionChannel, CompletionQueue, Device, DeviceInfo, LocalSlice,
-    MemoryRegion, ProtectionDomain, QueuePair, QueuePairSize, RemoteSlice, Verbs,
+    Access, ArenaRegion, Batch, Cm, CmEvent, CmId, CmPlace, CompletionChannel, CompletionQueue,
+    ConnectSteps, Device, DeviceInfo, LocalSlice, MemoryRegion, PrepareStep, ProtectionDomain,
+    QueuePair, QueuePairSize, RemoteSlice, Verbs,
 };
 pub use wire::ConnectionId;

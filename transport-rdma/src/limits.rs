@@ -24,6 +24,9 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 30;
 /// Device memory mappings begin on such a boundary.
 pub const PAGE_BYTES: usize = 4096;
 
+/// Bytes that travel along with the making of a connection, at most: what InfiniBand's leave after rdma_cm's own.
+pub const PRIVATE_BYTES_MAX: usize = 56;
+
 /// Bytes of the place where an answer's bytes go, as it travels: address 8, key 4, length 4.
 pub const DESTINATION_BYTES: usize = 16;
 /// Bytes of a request's first message.

@@ -4,59 +4,6 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-/// Defines a structure, and tells the test its fields.
-macro_rules! structures {
-    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
-        $(
-            $(#[$doc])*
-            #[repr(C)]
-            #[derive(Clone, Copy)]
-            #[allow(non_camel_case_types)]
-            pub(super) struct $name { $(pub $field: $type,)* }
-
-            impl $name {
-                /// All bits zero, as C programs begin.
-                #[allow(dead_code)]
-                pub(super) fn zeroed() -> $name {
-                    // SAFETY: all fields are numbers, raw pointers and arrays and structures of those, for each of
-                    // which zero is a value.
-                    unsafe { std::mem::zeroed() }
-                }
-            }
-        )*
-
-        /// Name, length, and the place of each field.
-        #[cfg(test)]
-        fn layouts() -> Vec<(&'static str, usize, Vec<(&'static str, usize)>)> {
-            vec![$((
-                stringify!($name),
-                size_of::<$name>(),
-                vec![$((stringify!($field), std::mem::offset_of!($name, $field)),)*],
-            ),)*]
-        }
-    };
-}
-
-/// Structures of which only the beginning is read are made by the library alone.
-macro_rules! beginnings {
-    ($($(#[$doc:meta])* struct $name:ident { $($field:ident: $type:ty,)* })*) => {
-        $(
-            $(#[$doc])*
-            #[repr(C)]
-            #[allow(non_camel_case_types)]
-            pub(super) struct $name { $(pub $field: $type,)* _rest: [u8; 0] }
-        )*
-
-        #[cfg(test)]
-        fn layouts_of_beginnings() -> Vec<(&'static str, Vec<(&'static str, usize)>)> {
-            vec![$((
-                stringify!($name),
-                vec![$((stringify!($field), std::mem::offset_of!($name, $field)),)*],
-            ),)*]
-        }
-    };
-}
-
 #[repr(C)]
 #[allow(non_camel_case_types)]
 pub(super) struct ibv_device {
@@ -325,16 +272,6 @@ pub(super) struct RdmaTarget {
     pub _atomics: [u64; 2],
 }
 
-/// Defines constants, and tells the test their names and values.
-macro_rules! numbers {
-    ($($name:ident = $value:expr;)*) => {
-        $(pub(super) const $name: u32 = $value;)*
-
-        #[cfg(test)]
-        const NUMBERS: &[(&str, u32)] = &[$((stringify!($name), $name),)*];
-    };
-}
-
 numbers! {
     IBV_PORT_ACTIVE = 4;
     IBV_LINK_LAYER_INFINIBAND = 1;
@@ -374,10 +311,7 @@ numbers! {
 
 #[cfg(test)]
 mod tests {
-    use std::fmt::Write as _;
-    use std::io::Write as _;
-    use std::process::{Command, Stdio};
-
+    use super::super::declare::tests::{Comparison, compiler_says, is_there};
     use super::*;
 
     /// Numbers that `status` knows, by the header's names.
@@ -402,70 +336,35 @@ mod tests {
         ("IBV_MTU_4096", 5),
     ];
 
-    /// A C program that compiles only where the header says what this file says.
     fn comparison() -> String {
-        let mut text = String::from("#include <stddef.h>\n#include <infiniband/verbs.h>\n");
-        let mut expect = |what: &str, value: usize| {
-            writeln!(text, "_Static_assert({what} == {value}, \"{what}\");").unwrap();
-        };
+        let mut program = Comparison::with("infiniband/verbs.h");
         for (name, len_bytes, fields) in layouts() {
             // One field came after ours, within what was padding in some versions.
             if name != "ibv_port_attr" {
-                expect(&format!("sizeof(struct {name})"), len_bytes);
+                program.expect(&format!("sizeof(struct {name})"), len_bytes);
             }
-            for (field, at) in fields {
-                // The members of C's unnamed unions have names of their own.
-                expect(&format!("offsetof(struct {name}, {field})"), at);
-            }
+            // The members of C's unnamed unions have names of their own.
+            program.places(name, &fields);
         }
         for (name, fields) in layouts_of_beginnings() {
-            for (field, at) in fields {
-                expect(&format!("offsetof(struct {name}, {field})"), at);
-            }
+            program.places(name, &fields);
         }
         let send = size_of::<RdmaTarget>();
-        expect("sizeof(((struct ibv_send_wr *)0)->wr)", send);
+        program.expect("sizeof(((struct ibv_send_wr *)0)->wr)", send);
         let send = std::mem::offset_of!(ibv_send_wr, wr);
-        expect(
+        program.expect(
             "offsetof(struct ibv_send_wr, wr.rdma.rkey)",
             send + std::mem::offset_of!(RdmaTarget, rkey),
         );
         for (name, value) in NUMBERS.iter().chain(STATUS_NUMBERS) {
-            expect(name, *value as usize);
+            program.expect(name, *value as usize);
         }
-        text
-    }
-
-    /// What the compiler says of a program; empty when it takes it.
-    fn compiler_says(program: &str) -> String {
-        let mut compiler = Command::new("cc")
-            .args(["-fsyntax-only", "-x", "c", "-"])
-            .stdin(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("cc, which the build needs too");
-        compiler
-            .stdin
-            .take()
-            .unwrap()
-            .write_all(program.as_bytes())
-            .unwrap();
-        let done = compiler.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&done.stderr).into_owned();
-        assert_eq!(done.status.success(), !said.contains("error"), "{said}");
-        if done.status.success() {
-            String::new()
-        } else {
-            said
-        }
+        program.0
     }
 
     #[test]
     fn structures_and_numbers_are_those_of_the_header() {
-        if !compiler_says("#include <infiniband/verbs.h>\n").is_empty() {
-            println!(
-                "SKIPPED: no infiniband/verbs.h here (Debian: libibverbs-dev): declarations were not compared"
-            );
+        if !is_there("infiniband/verbs.h", "libibverbs-dev") {
             return;
         }
         let program = comparison();

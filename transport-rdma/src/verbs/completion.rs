@@ -1,7 +1,7 @@
 //! Completion queues, and the channels by which they wake who waits.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
@@ -193,22 +193,10 @@ impl CompletionChannel {
             ));
         };
         let made = CompletionChannel(Rc::new(ChannelShared { channel, device }));
-        match made.set_nonblocking() {
+        match set_nonblocking(made.as_fd()) {
             Ok(()) => Ok(made),
             Err(why) => Err(call_failed_with("fcntl", object, why, "")),
         }
-    }
-
-    fn set_nonblocking(&self) -> io::Result<()> {
-        let fd = self.0.fd();
-        // SAFETY: the descriptor is open as long as the channel is; the command takes no argument.
-        let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-        if flags < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above; the command takes a number.
-        let returned = unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
-        checked(returned)
     }
 
     /// Takes the events that have come, and says how many: the descriptor is not readable any more.
@@ -237,6 +225,19 @@ impl CompletionChannel {
             unsafe { (device.library.ibv_ack_cq_events)(queue, 1) };
         }
     }
+}
+
+/// Calls that read the descriptor do not wait any more.
+pub(super) fn set_nonblocking(fd: BorrowedFd<'_>) -> io::Result<()> {
+    let fd = fd.as_raw_fd();
+    // SAFETY: the descriptor is borrowed, so it is open; the command takes no argument.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    if flags < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: as above; the command takes a number.
+    let returned = unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    checked(returned)
 }
 
 impl ChannelShared {

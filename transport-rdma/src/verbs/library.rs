@@ -9,52 +9,32 @@ use crate::VerbsError;
 /// Its file, by the name that has stood for the same binary interface since 2008.
 const FILE: &CStr = c"libibverbs.so.1";
 
-/// Defines the table of functions and how it is filled.
-macro_rules! functions {
-    ($($name:ident: fn($($argument:ty),*) $(-> $result:ty)?,)*) => {
-        /// The library's functions, by the names that it has for them.
-        pub(super) struct Library {
-            $(pub $name: unsafe extern "C" fn($($argument),*) $(-> $result)?,)*
-        }
-
-        impl Library {
-            fn with(handle: *mut c_void, file: &CStr) -> Result<Library, VerbsError> {
-                Ok(Library {
-                    $($name: {
-                        let found = symbol(handle, file, concat!(stringify!($name), "\0"))?;
-                        // SAFETY: the address is not null and is that of the function which the library's header
-                        // declares with this name and these types.
-                        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn($($argument),*) $(-> $result)?>(found) }
-                    },)*
-                })
-            }
-        }
-    };
-}
-
 functions! {
-    ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device,
-    ibv_free_device_list: fn(*mut *mut ibv_device),
-    ibv_get_device_name: fn(*mut ibv_device) -> *const c_char,
-    ibv_get_device_guid: fn(*mut ibv_device) -> u64,
-    ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context,
-    ibv_close_device: fn(*mut ibv_context) -> c_int,
-    ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
-    ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
-    _ibv_query_gid_ex: fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int,
-    ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd,
-    ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int,
-    ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
-    ibv_dereg_mr: fn(*mut ibv_mr) -> c_int,
-    ibv_create_comp_channel: fn(*mut ibv_context) -> *mut ibv_comp_channel,
-    ibv_destroy_comp_channel: fn(*mut ibv_comp_channel) -> c_int,
-    ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
-    ibv_ack_cq_events: fn(*mut ibv_cq, c_uint),
-    ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
-    ibv_destroy_cq: fn(*mut ibv_cq) -> c_int,
-    ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
-    ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_uint) -> c_int,
-    ibv_destroy_qp: fn(*mut ibv_qp) -> c_int,
+    /// The library's functions, by the names that it has for them.
+    struct Library {
+        ibv_get_device_list: fn(*mut c_int) -> *mut *mut ibv_device,
+        ibv_free_device_list: fn(*mut *mut ibv_device),
+        ibv_get_device_name: fn(*mut ibv_device) -> *const c_char,
+        ibv_get_device_guid: fn(*mut ibv_device) -> u64,
+        ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context,
+        ibv_close_device: fn(*mut ibv_context) -> c_int,
+        ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
+        ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
+        _ibv_query_gid_ex: fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int,
+        ibv_alloc_pd: fn(*mut ibv_context) -> *mut ibv_pd,
+        ibv_dealloc_pd: fn(*mut ibv_pd) -> c_int,
+        ibv_reg_mr: fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
+        ibv_dereg_mr: fn(*mut ibv_mr) -> c_int,
+        ibv_create_comp_channel: fn(*mut ibv_context) -> *mut ibv_comp_channel,
+        ibv_destroy_comp_channel: fn(*mut ibv_comp_channel) -> c_int,
+        ibv_get_cq_event: fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
+        ibv_ack_cq_events: fn(*mut ibv_cq, c_uint),
+        ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
+        ibv_destroy_cq: fn(*mut ibv_cq) -> c_int,
+        ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
+        ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_uint) -> c_int,
+        ibv_destroy_qp: fn(*mut ibv_qp) -> c_int,
+    }
 }
 
 impl Library {
@@ -69,16 +49,25 @@ impl Library {
     }
 
     fn load(file: &CStr) -> Result<Library, VerbsError> {
-        // SAFETY: the name ends with a zero byte. Initialisers of this library only read its configuration.
-        let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
-        if handle.is_null() {
-            return Err(load_error(file));
-        }
-        Library::with(handle, file)
+        Library::with(open(file)?, file)
     }
 }
 
-fn symbol(handle: *mut c_void, file: &CStr, name: &'static str) -> Result<*mut c_void, VerbsError> {
+/// Loads one of rdma-core's libraries, for good.
+pub(super) fn open(file: &CStr) -> Result<*mut c_void, VerbsError> {
+    // SAFETY: the name ends with a zero byte. Initialisers of these libraries only read their configuration.
+    let handle = unsafe { libc::dlopen(file.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    match handle.is_null() {
+        true => Err(load_error(file)),
+        false => Ok(handle),
+    }
+}
+
+pub(super) fn symbol(
+    handle: *mut c_void,
+    file: &CStr,
+    name: &'static str,
+) -> Result<*mut c_void, VerbsError> {
     // SAFETY: the handle is of `dlopen` and never closed; the name ends with a zero byte.
     let found = unsafe { libc::dlsym(handle, name.as_ptr().cast()) };
     if found.is_null() {

@@ -1,9 +1,12 @@
-//! libibverbs behind types that cannot be misused. All unsafe code of this crate is here, but for one call in `rail`.
+//! libibverbs and librdmacm behind types that cannot be misused. All unsafe code of this crate is here, but for one call in `rail`.
 //!
 //! | module | holds |
 //! |---|---|
 //! | `abi` | the library's structures and numbers, as its header has them |
 //! | `library` | the functions, loaded at run time |
+//! | `declare` | how both are declared, and compared with the header |
+//! | `cm_abi`, `cm_library` | the same of librdmacm |
+//! | `cm` | addresses, routes and connections |
 //! | `device` | devices, ports, GIDs |
 //! | `memory` | protection domains and registered memory |
 //! | `arena` | a core's arena, registered |
@@ -11,9 +14,15 @@
 //! | `batch` | work that is posted together |
 //! | `queue_pair` | reliable-connected queue pairs |
 
+#[macro_use]
+mod declare;
+
 mod abi;
 mod arena;
 mod batch;
+mod cm;
+mod cm_abi;
+mod cm_library;
 mod completion;
 mod device;
 mod library;
@@ -22,10 +31,11 @@ mod queue_pair;
 
 pub use arena::ArenaRegion;
 pub use batch::Batch;
+pub use cm::{Cm, CmEvent, CmId, CmPlace};
 pub use completion::{CompletionChannel, CompletionQueue};
 pub use device::{Device, DeviceInfo, Verbs};
 pub use memory::{Access, LocalSlice, MemoryRegion, ProtectionDomain};
-pub use queue_pair::{QueuePair, QueuePairSize, RemoteSlice};
+pub use queue_pair::{ConnectSteps, PrepareStep, QueuePair, QueuePairSize, RemoteSlice};
 
 use std::io;
 

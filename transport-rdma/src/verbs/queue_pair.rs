@@ -39,6 +39,24 @@ pub struct RemoteSlice {
     pub key: u32,
 }
 
+/// One change of state, as the kernel's connection manager says it. Plain numbers, which may travel between threads.
+#[derive(Clone, Copy)]
+pub(super) struct Step {
+    pub attributes: ibv_qp_attr,
+    pub which: u32,
+}
+
+/// How a queue pair is prepared for one connection; see [`super::Cm::prepare_step`].
+#[derive(Clone, Copy)]
+pub struct PrepareStep(pub(super) Step);
+
+/// How a queue pair is connected; see [`super::Cm::connect_steps`].
+#[derive(Clone, Copy)]
+pub struct ConnectSteps {
+    pub(super) to_receive: Step,
+    pub(super) to_send: Step,
+}
+
 /// One end of a reliable connection. Owned by the thread that made it.
 pub struct QueuePair {
     pair: NonNull<ibv_qp>,
@@ -183,6 +201,37 @@ impl QueuePair {
             &mut wanted,
             IBV_QP_STATE | IBV_QP_SQ_PSN | retries | IBV_QP_MAX_QP_RD_ATOMIC,
         )
+    }
+
+    /// As [`QueuePair::prepare`], by the kernel's connection manager.
+    pub fn prepare_by(&self, step: &PrepareStep, access: Access) -> Result<(), VerbsError> {
+        let Step {
+            mut attributes,
+            which,
+        } = step.0;
+        attributes.qp_access_flags = access.flags();
+        self.modify(&mut attributes, which | IBV_QP_ACCESS_FLAGS)
+    }
+
+    /// As [`QueuePair::connect`], by the kernel's connection manager. What peers may do stays as it is.
+    pub fn connect_by(&self, steps: &ConnectSteps) -> Result<(), VerbsError> {
+        let Step {
+            mut attributes,
+            which,
+        } = steps.to_receive;
+        attributes.min_rnr_timer = RECEIVER_NOT_READY_TIMER;
+        let which = which & !IBV_QP_ACCESS_FLAGS;
+        self.modify(&mut attributes, which | IBV_QP_MIN_RNR_TIMER)?;
+        let Step {
+            mut attributes,
+            which,
+        } = steps.to_send;
+        attributes.timeout = ACK_TIMEOUT_EXPONENT;
+        attributes.retry_cnt = RETRIES_MAX;
+        attributes.rnr_retry = RECEIVER_NOT_READY_RETRIES_MAX;
+        let which = which & !IBV_QP_ACCESS_FLAGS;
+        let retries = IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY;
+        self.modify(&mut attributes, which | retries)
     }
 
     /// Changes what peers may do from now on; for one that is connected.

@@ -1,3 +1,4 @@
+#![allow(dead_code, reason = "each test binary uses a part")]
 //! A device to test on, and two connected queue pairs on it.
 
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ pub const MIB: usize = 1 << 20;
 pub const RECEIVES: u32 = 32;
 
 /// Longest wait for one completion; the tests' runner ends what takes longer as a whole.
-const WAIT_MAX: Duration = Duration::from_secs(40);
+pub const WAIT_MAX: Duration = Duration::from_secs(40);
 
 pub struct TestDevice {
     pub verbs: Verbs,
@@ -30,6 +31,11 @@ pub fn open_device() -> Option<TestDevice> {
         );
         return None;
     };
+    Some(open_device_of(&name))
+}
+
+/// A device that must be there.
+pub fn open_device_of(name: &str) -> TestDevice {
     let number = |variable: &str, default: u8| match std::env::var(variable) {
         Ok(text) => text
             .parse()
@@ -38,7 +44,7 @@ pub fn open_device() -> Option<TestDevice> {
     };
     let verbs = Verbs::load().expect("libibverbs");
     let open = verbs
-        .open(&name)
+        .open(name)
         .expect("the device that FOREBAY_RDMA_DEVICE names");
     assert!(
         verbs
@@ -48,13 +54,13 @@ pub fn open_device() -> Option<TestDevice> {
             .any(|device| device.name == name)
     );
     let domain = ProtectionDomain::new(&open).expect("a protection domain");
-    Some(TestDevice {
+    TestDevice {
         verbs,
         open,
         port: number("FOREBAY_RDMA_PORT", 1),
         gid_index: number("FOREBAY_RDMA_GID_INDEX", 1),
         domain,
-    })
+    }
 }
 
 impl TestDevice {
@@ -62,7 +68,7 @@ impl TestDevice {
         MemoryRegion::new(&self.domain, len_bytes, access).expect("a memory region")
     }
 
-    fn end(&self, len_bytes: usize, region: Access) -> End {
+    pub fn end(&self, len_bytes: usize, region: Access) -> End {
         let queue = CompletionQueue::new(&self.open, 4 * RECEIVES).expect("a completion queue");
         let size = QueuePairSize {
             sends: 16,
