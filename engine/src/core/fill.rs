@@ -95,6 +95,8 @@ pub(super) struct Fills {
     demand: VecDeque<FillKey>,
     prefetch: VecDeque<FillKey>,
     running: usize,
+    /// Parts of GETs that ever came.
+    pub parts_came: u64,
 }
 
 impl Fills {
@@ -299,6 +301,7 @@ impl<P: Platform> Core<P> {
             *progressed = true;
         }
         self.get_progressed(now, key);
+        self.fills.parts_came += 1;
         self.stats.ledger.book(part.reason, part.len_bytes as u64);
         let frozen = self.parts.arena.freeze(lease);
         let (id, seed) = (

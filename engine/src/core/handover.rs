@@ -10,7 +10,10 @@
 //! An offer is a call; the owner then fetches what it lacks from here (`core::takeover`). Nothing is dropped here: until
 //! this member ends, it serves what it has. Which blocks were given is noted in the disk index, so a pass over what was
 //! given already costs a look at each entry. What is in memory alone is offered again in each pass, at the price
-//! of a question. `docs/decisions/0023-leaving.md` has the reasons.
+//! of a question. What a GET brings during a pass causes one more; one that brings nothing is waited for a moment only.
+//! `docs/decisions/0023-leaving.md` has the reasons.
+
+mod arrivals;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -29,6 +32,7 @@ use crate::ports::{
 };
 use crate::stats::HandoverStats;
 use crate::wire::call::{Call, CallAnswer};
+use arrivals::Arrivals;
 
 /// What a pass is at.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -119,26 +123,19 @@ pub(super) struct Handover {
     failed: u64,
     given_bytes: u64,
     arrivals: Arrivals,
+    /// Passes before this one that gave nothing, in a row.
+    idle_passes: u32,
+    /// Since when GETs are waited for that have brought nothing since.
+    awaits_fills_since: Option<Time>,
     /// Blocks and bytes counted so far.
     counted: (u64, u64),
     was_counted: bool,
     stats: HandoverStats,
 }
 
-/// What may bring something that no other member has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Arrivals {
-    /// Entries ever put into the disk index.
-    insertions: u64,
-    /// GETs ever asked of the origin.
-    gets: u64,
-    /// Fills under way.
-    fills: usize,
-}
-
 /// A pass after one that failed in part begins so much later;
 const REST_FAILED: Duration = Duration::from_secs(1);
-/// one after something came meanwhile,
+/// one after something came meanwhile, twice as much later for each in a row that gave nothing, up to the above,
 const REST: Duration = Duration::from_millis(50);
 /// and what found no room for its question is tried again.
 const RETRY: Duration = Duration::from_millis(20);
@@ -273,6 +270,8 @@ impl<P: Platform> Core<P> {
                 self.handover.heirs.clear();
                 self.handover.stats = HandoverStats::default();
                 self.handover.was_counted = false;
+                self.handover.idle_passes = 0;
+                self.handover.awaits_fills_since = None;
             }
             (true, true) => {
                 let group = &self.group;
@@ -281,14 +280,6 @@ impl<P: Platform> Core<P> {
         }
         self.handover.begin(self.arrivals());
         true
-    }
-
-    fn arrivals(&self) -> Arrivals {
-        Arrivals {
-            insertions: self.parts.disk.insertions(),
-            gets: self.stats.gets,
-            fills: self.fills.len(),
-        }
     }
 
     fn holding(&self, block: BlockId) -> Option<Holding> {
@@ -538,17 +529,23 @@ impl<P: Platform> Core<P> {
     fn end_pass(&mut self, now: Time) {
         let (before, after) = (self.handover.arrivals, self.arrivals());
         // From the origin: nobody else may have it, and it may lie behind where the pass looked.
-        let was_filled = before.fills + after.fills > 0 || before.gets != after.gets;
-        let came =
-            was_filled || before.insertions != after.insertions && self.handover.given_bytes > 0;
+        let was_filled = before.filled != after.filled;
+        let awaits_fills = self.awaits_fills(now, was_filled);
         let handover = &mut self.handover;
+        let gave = handover.given_bytes > 0;
+        let came = was_filled || before.insertions != after.insertions && gave;
+        handover.idle_passes = match gave {
+            true => 0,
+            false => handover.idle_passes.saturating_add(1),
+        };
         // Room that is short in a burst is there a moment later: refused for good is what a whole pass brings to nobody.
-        let may_fit = handover.stats.refused_blocks > 0 && handover.given_bytes > 0;
+        let may_fit = handover.stats.refused_blocks > 0 && gave;
         handover.stage = if handover.failed > 0 || may_fit {
             Stage::Resting(now + REST_FAILED)
-        } else if self.takes.len() > 0 || came {
+        } else if self.takes.len() > 0 || came || awaits_fills {
             // What this member takes over from one that leaves as well is to go on to others.
-            Stage::Resting(now + REST)
+            let rest = REST * (1 << handover.idle_passes.saturating_sub(1).min(8));
+            Stage::Resting(now + rest.min(REST_FAILED))
         } else {
             (handover.stats.left_blocks, handover.stats.left_bytes) = (0, 0);
             Stage::Done

@@ -366,6 +366,90 @@ fn what_the_origin_gave_during_a_pass_is_offered() {
     assert!(bench.is_done());
 }
 
+/// A member that leaves, all of whose blocks are with others, and one of whose readers waits for the origin.
+fn given_but_for_a_read() -> (Bench, u64, Outcome) {
+    let (mut bench, stripes) = full();
+    let at = stripes[0] + 8 * SUB;
+    let outcome = bench.read(at, SUB, 0);
+    bench.turn();
+    bench.view(leaving());
+    for offer in bench.offers() {
+        bench.accept(offer, 1, SUB, true);
+    }
+    (bench, at, outcome)
+}
+
+impl Bench {
+    /// Has its offers accepted, all of which are known, until nothing is offered for `span`, or it is done.
+    fn hand_over(&mut self, span: Duration) {
+        let end = self.clock.now() + span;
+        while !self.is_done() && self.clock.now() < end {
+            for offer in self.offers() {
+                let subs = offer.subs;
+                self.accept(offer, subs, 0, true);
+            }
+            self.pass(Duration::from_millis(10));
+        }
+    }
+}
+
+/// The moment at which one wants to move: the origin does not answer, and readers try again and again.
+#[test]
+fn a_get_that_hangs_holds_nobody_up() {
+    let (mut bench, at, _) = given_but_for_a_read();
+    assert!(!bench.is_done(), "it may bring something");
+    let began = bench.clock.now();
+    let mut turns = 0;
+    while !bench.is_done() {
+        // It fails, and is retried: at the origin is one at most times.
+        if turns % 20 == 19 && !bench.gets().is_empty() {
+            bench.fail(OriginErrorKind::ShortBody, 0);
+            drop(bench.read(at, SUB, 0));
+        }
+        bench.hand_over(Duration::from_millis(20));
+        turns += 1;
+        assert!(bench.clock.now().since(began) < TIMEOUT, "it never ends");
+    }
+    assert!(bench.core.fills.len() > 0, "readers still wait");
+}
+
+/// A pass costs a look at every entry: while nothing comes they grow rarer.
+#[test]
+fn passes_that_give_nothing_grow_rarer() {
+    let (mut bench, _, outcome) = given_but_for_a_read();
+    let mut passes = 0;
+    while !bench.is_done() {
+        let offers = bench.offers();
+        passes += usize::from(!offers.is_empty());
+        for offer in offers {
+            bench.accept(offer, 1, 0, true);
+        }
+        bench.pass(Duration::from_millis(10));
+    }
+    assert!((2..=8).contains(&passes), "{passes}");
+    assert!(outcome.lock().is_empty());
+}
+
+/// The mirror: one that brings something late causes one more pass.
+#[test]
+fn what_a_slow_get_brings_is_offered() {
+    let (mut bench, at, outcome) = given_but_for_a_read();
+    bench.hand_over(Duration::from_millis(500));
+    assert!(!bench.is_done());
+    bench.serve();
+    expect_bytes(&outcome, at, SUB);
+    let mut offered = 0;
+    while !bench.is_done() {
+        for offer in bench.offers() {
+            offered |= offer.subs;
+            let subs = offer.subs;
+            bench.accept(offer, subs, 0, true);
+        }
+        bench.pass(Duration::from_millis(10));
+    }
+    assert_eq!(offered & 1 << 8, 1 << 8);
+}
+
 #[test]
 fn who_leaves_while_it_takes_over_is_not_done() {
     let mut bench = Bench::grouped(placement(&[(ME, 1), (OTHERS[0], 0)]));
