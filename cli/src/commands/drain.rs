@@ -12,7 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::lines::{Goes, done_bytes, line, summary, unfinished};
 use super::jobs::runtime;
 use super::stop::is_named;
-use super::{choose_member_or_mount, umount};
+use super::{NotThere, choose_member_or_mount, umount};
 use crate::args::DrainArgs;
 use crate::control::outcome::{self, Outcome};
 use crate::control::report::StatusReport;
@@ -21,6 +21,7 @@ use crate::group::draining::{DrainReport, DrainState};
 use crate::output::{json, print};
 use crate::progress::Progress;
 use crate::warm::asking::Daemon;
+use crate::warm::following::Followed;
 
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
@@ -31,7 +32,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub fn run(args: &DrainArgs) -> Result<()> {
     let chosen = choose_member_or_mount(args.name.as_deref().map(Path::new));
     if args.status
-        && chosen.is_err()
+        && chosen.as_ref().is_err_and(|error| error.is::<NotThere>())
         && let Some(ended) = ended_lately(args.name.as_deref())?
     {
         return tell(args, &ended, Goes::Left);
@@ -111,33 +112,55 @@ impl<'a> Member<'a> {
     }
 
     async fn ask(&self, method: Method, path: &str) -> Result<DrainReport> {
-        let report: DrainReport = self.daemon.ask(method, path, Vec::new()).await?;
-        Ok(DrainReport {
+        let report = self.daemon.ask(method, path, Vec::new()).await?;
+        Ok(self.named(report))
+    }
+
+    fn named(&self, report: DrainReport) -> DrainReport {
+        DrainReport {
             name: self.name.clone(),
             ..report
-        })
+        }
     }
 
     /// Shows how far it is until it is over. SIGINT and SIGTERM stop it: the member gets its weight back.
     async fn follow(&self) -> Result<DrainReport> {
         let mut interrupt = signal(SignalKind::interrupt()).context("cannot handle SIGINT")?;
         let mut terminate = signal(SignalKind::terminate()).context("cannot handle SIGTERM")?;
+        let mut followed = Followed::new(&self.daemon).await;
         let mut progress = Progress::start();
+        let mut pause = Duration::ZERO;
         let outcome = loop {
-            match self.ask(Method::GET, "/drain").await {
-                Ok(report) if report.state != DrainState::Running => break Ok(report),
-                Ok(report) => {
+            let looked = async {
+                tokio::time::sleep(pause).await;
+                followed.look::<DrainReport>("/drain").await
+            };
+            let looked = tokio::select! {
+                looked = looked => looked,
+                _ = interrupt.recv() => break self.ask(Method::POST, "/drain/stop").await,
+                _ = terminate.recv() => break self.ask(Method::POST, "/drain/stop").await,
+            };
+            match (looked, self.outcome()) {
+                (Ok(Some(report)), _) if report.state != DrainState::Running => {
+                    break Ok(self.named(report));
+                }
+                (Ok(Some(report)), _) => {
+                    let report = self.named(report);
                     progress.show(done_bytes(&report), report.bytes, |rate| {
                         line(&report, rate)
                     });
                 }
-                Err(error) => break self.outcome().ok_or(error),
+                (_, Some(report)) => break Ok(report),
+                (Ok(None), None) => {}
+                (Err(error), None) => {
+                    let name = &self.name;
+                    let text = format!(
+                        "how the drain of {name} goes on is not known here: `forebay drain --status {name}` tells"
+                    );
+                    break Err(error.context(text));
+                }
             }
-            tokio::select! {
-                () = tokio::time::sleep(LOOK_EVERY) => {}
-                _ = interrupt.recv() => break self.ask(Method::POST, "/drain/stop").await,
-                _ = terminate.recv() => break self.ask(Method::POST, "/drain/stop").await,
-            }
+            pause = LOOK_EVERY;
         };
         progress.end();
         outcome
@@ -171,6 +194,37 @@ fn verdict(report: &DrainReport, goes: Goes) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::scripted::{Answer, Scripted};
+
+    #[tokio::test]
+    async fn a_question_that_fails_does_not_end_the_drain_that_is_followed() {
+        let report = |state| {
+            let report = DrainReport {
+                state,
+                ..DrainReport::default()
+            };
+            Answer::Json(serde_json::to_string(&report).unwrap())
+        };
+        let scripted = Scripted::start([
+            Answer::Closed,
+            report(DrainState::Running),
+            Answer::Closed,
+            report(DrainState::Done),
+            Answer::Refused("it takes only"),
+        ]);
+        let status = StatusReport {
+            serve: Some("serve:g/n".into()),
+            pid: std::process::id(),
+            ..StatusReport::default()
+        };
+        let member = Member::new(&scripted.socket, &status);
+        let report = member.follow().await.unwrap();
+        assert_eq!(report.state, DrainState::Done);
+        assert_eq!(report.name, "serve:g/n");
+        let error = format!("{:#}", member.follow().await.unwrap_err());
+        assert!(error.contains("--status serve:g/n"), "{error}");
+        assert!(error.contains("it takes only"), "{error}");
+    }
 
     #[test]
     fn what_went_nowhere_and_what_was_stopped_fails() {

@@ -18,6 +18,7 @@ pub mod warmup;
 
 mod jobs;
 
+use std::fmt;
 use std::path::Path;
 
 use anyhow::{Result, bail};
@@ -48,10 +49,12 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
                     socket.display(),
                     why_silent(&path, &socket)
                 ),
-                _ => bail!(
-                    "no Forebay mount at {}: `forebay status` lists those there are",
-                    path.display()
-                ),
+                _ => {
+                    return not_there(format!(
+                        "no Forebay mount at {}: `forebay status` lists those there are",
+                        path.display()
+                    ));
+                }
             }
         }
         let client = ControlClient::new(socket);
@@ -61,7 +64,7 @@ pub(crate) fn choose(mount_point: Option<&Path>) -> Result<(ControlClient, Statu
     let mut daemons = living(&dir);
     match daemons.len() {
         1 => Ok(daemons.remove(0)),
-        0 => bail!("no Forebay mount of this user: `forebay mount s3://BUCKET DIR` makes one"),
+        0 => not_there("no Forebay mount of this user: `forebay mount s3://BUCKET DIR` makes one"),
         _ => bail!("there are {}", listing("mounts", &daemons)),
     }
 }
@@ -71,7 +74,9 @@ fn choose_member(dir: &Path, name: &str) -> Result<(ControlClient, StatusReport)
     let mut daemons = members(dir, Some(name))?;
     match daemons.len() {
         1 => Ok(daemons.remove(0)),
-        0 => bail!("no member {name} runs here: `forebay status` lists what does"),
+        0 => not_there(format!(
+            "no member {name} runs here: `forebay status` lists what does"
+        )),
         _ => bail!("there are {}", listing("members", &daemons)),
     }
 }
@@ -128,6 +133,20 @@ fn listing(what: &str, daemons: &[(ControlClient, StatusReport)]) -> String {
         names.len(),
         names.join(", ")
     )
+}
+
+/// Nothing runs that was meant: other than where more than one does, or one does not answer.
+#[derive(Debug)]
+struct NotThere(String);
+
+impl fmt::Display for NotThere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn not_there<T>(text: impl Into<String>) -> Result<T> {
+    Err(anyhow::Error::msg(NotThere(text.into())))
 }
 
 /// Why nobody answers for a mount, and what to do.

@@ -1,16 +1,14 @@
 //! `forebay umount`: ends a mount, waits for its daemon, cleans up after a killed one.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::args::UmountArgs;
 use crate::control::client::{ControlClient, peer_pid};
+use crate::control::process::Process;
 use crate::control::sockets::{checked_runtime_dir, is_alive, remove_stale, socket_path};
 use crate::mounts::{self, Detach, PlaceState};
 
@@ -126,7 +124,7 @@ fn users_text(path: &Path) -> String {
 #[derive(Debug)]
 pub(super) struct Daemon {
     pid: u32,
-    end: Option<OwnedFd>,
+    process: Option<Process>,
     answers: bool,
 }
 
@@ -146,15 +144,18 @@ impl Daemon {
                 peer_pid(socket)?
             }
         };
-        let process = i32::try_from(pid).ok().and_then(Pid::from_raw);
-        let end = process.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-        Some(Self { pid, end, answers })
+        let process = Process::of(pid);
+        Some(Self {
+            pid,
+            process,
+            answers,
+        })
     }
 
     /// Waits until a daemon that was told to end has ended.
     pub(super) fn wait_for_end(&self, name: &str) -> Result<()> {
-        match &self.end {
-            Some(end) if !has_ended(end, END_TIMEOUT) => bail!(
+        match &self.process {
+            Some(process) if !process.has_ended(END_TIMEOUT) => bail!(
                 "{name} (process {}) has not ended within {} s: see its log, end it with `kill -9 {}`",
                 self.pid,
                 END_TIMEOUT.as_secs(),
@@ -165,14 +166,16 @@ impl Daemon {
     }
 
     fn wait(&self, path: &Path, lazy: bool) -> Result<()> {
-        let Some(end) = &self.end else { return Ok(()) };
+        let Some(process) = &self.process else {
+            return Ok(());
+        };
         // One that does not answer is most likely to stay: there is little to wait for.
         let timeout = if lazy || !self.answers {
             LAZY_TIMEOUT
         } else {
             END_TIMEOUT
         };
-        match ends(end, self.pid, timeout) {
+        match ends(process, self.pid, timeout) {
             Ends::All => return Ok(()),
             Ends::ButDisks => {
                 eprintln!(
@@ -224,13 +227,13 @@ enum Ends {
     Not,
 }
 
-fn ends(process: &OwnedFd, pid: u32, timeout: Duration) -> Ends {
+fn ends(process: &Process, pid: u32, timeout: Duration) -> Ends {
     let deadline = Instant::now() + timeout;
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         // The other threads of one that ends in order take a moment.
         let main_ended = is_zombie(pid);
-        if has_ended(process, left.min(Duration::from_secs(1))) {
+        if process.has_ended(left.min(Duration::from_secs(1))) {
             return Ends::All;
         }
         if main_ended {
@@ -245,14 +248,4 @@ fn ends(process: &OwnedFd, pid: u32, timeout: Duration) -> Ends {
 fn is_zombie(pid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     status.lines().any(|line| line.starts_with("State:\tZ"))
-}
-
-/// A process's descriptor is readable once the process has ended.
-fn has_ended(process: &OwnedFd, timeout: Duration) -> bool {
-    let timeout = Timespec {
-        tv_sec: timeout.as_secs() as i64,
-        tv_nsec: timeout.subsec_nanos().into(),
-    };
-    let mut fds = [PollFd::new(process, PollFlags::IN)];
-    poll(&mut fds, Some(&timeout)).is_ok_and(|ready| ready > 0)
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
 use super::jobs::{Failed, runtime, sorted};
@@ -99,7 +99,9 @@ async fn start(args: &WarmupArgs, places: Vec<Place>, failed: Failed) -> Result<
         if !args.paths.json {
             print(&format!("{id}\n"))?;
         }
-        jobs.push(place.daemon.job(&id).await?);
+        let begun =
+            || format!("job {id} goes on: `forebay warmup --status {id}` tells how far it is");
+        jobs.push(place.daemon.job(&id).await.with_context(begun)?);
     }
     if args.paths.json {
         print_json(&mut jobs, &failed)?;
@@ -141,25 +143,41 @@ async fn status(places: Vec<Place>, id: Option<&str>, as_json: bool) -> Result<(
             (JobState::Done, count) => bail!("{count} paths of job {id} failed"),
         };
     }
-    let mut jobs = Vec::new();
+    let (mut jobs, mut silent) = (Vec::new(), 0);
     for place in places {
-        jobs.extend(place.daemon.jobs().await?);
+        match place.daemon.jobs().await {
+            Ok(more) => jobs.extend(more),
+            Err(error) => {
+                eprintln!("forebay: {error:#}");
+                silent += 1;
+            }
+        }
     }
     let text = match (as_json, jobs.is_empty()) {
         (true, _) => json(&jobs, true)?,
         (false, true) => "no jobs\n".to_owned(),
         (false, false) => overview(&jobs),
     };
-    print(&text).map(drop)
+    print(&text)?;
+    match silent {
+        0 => Ok(()),
+        count => bail!("{count} mounts do not tell their jobs"),
+    }
 }
 
 /// The mount that has the job.
 async fn holder(places: Vec<Place>, id: &str) -> Result<Place> {
+    let mut silent = None;
     for place in places {
-        let jobs = place.daemon.jobs().await?;
-        if jobs.iter().any(|job| job.id == id) {
-            return Ok(place);
+        match place.daemon.jobs().await {
+            Ok(jobs) if jobs.iter().any(|job| job.id == id) => return Ok(place),
+            Ok(_) => {}
+            // Another mount may have it.
+            Err(error) => silent = silent.or(Some(error)),
         }
+    }
+    if let Some(error) = silent {
+        return Err(error);
     }
     bail!("no mount of this user has a job {id} (any more): `forebay warmup --status` lists them")
 }
@@ -247,6 +265,42 @@ fn summary(job: &JobReport) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::scripted::{Answer, Scripted};
+    use crate::warm::asking::Daemon;
+
+    /// Of two mounts, the first of which does not answer.
+    #[tokio::test]
+    async fn a_job_is_found_although_another_mount_does_not_answer() {
+        let job = JobReport {
+            id: "7-1".into(),
+            state: JobState::Done,
+            ..JobReport::default()
+        };
+        let jobs = || Answer::Json(serde_json::to_string(std::slice::from_ref(&job)).unwrap());
+        let silent = Scripted::start([Answer::Closed, Answer::Closed, Answer::Closed]);
+        let with_it = Scripted::start([jobs(), jobs(), jobs(), jobs()]);
+        let places = || {
+            let sockets = [&silent.socket, &with_it.socket].into_iter();
+            let place = |socket| Place {
+                mount_point: std::path::PathBuf::new(),
+                daemon: Daemon::new(socket),
+                paths: Vec::new(),
+            };
+            sockets.map(|socket| place(socket)).collect::<Vec<_>>()
+        };
+        let place = holder(places(), "7-1").await.unwrap();
+        assert_eq!(place.daemon.jobs().await.unwrap().len(), 1);
+        // Whether it is there is not known.
+        let Err(error) = holder(places(), "7-2").await else {
+            panic!("it is nowhere");
+        };
+        assert!(
+            format!("{error:#}").contains("does not answer"),
+            "{error:#}"
+        );
+        let error = status(places(), None, true).await.unwrap_err();
+        assert!(error.to_string().contains("1 mounts"), "{error}");
+    }
 
     #[test]
     fn a_job_is_told_on_one_line() {

@@ -1,5 +1,6 @@
 //! The commands' side of the control socket.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -12,11 +13,22 @@ use serde::de::DeserializeOwned;
 use tokio::net::UnixStream;
 
 use super::report::{CheckLine, JobReport, JobRequest, JobStarted};
+use crate::control::process::Process;
 
 /// Longest wait for an answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Longest answer that is read: a thousand failures of the longest paths.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
+
+/// Why a question got no answer: in the errors of [`Daemon`], other than where the daemon refuses.
+#[derive(Debug)]
+pub struct Silent(String);
+
+impl fmt::Display for Silent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 /// The daemon of one mount.
 #[derive(Clone, Debug)]
@@ -55,8 +67,12 @@ impl Daemon {
     /// # Errors
     /// When the daemon does not answer, or has no such job.
     pub async fn job(&self, id: &str) -> Result<JobReport> {
-        let path = format!("/jobs/{id}");
-        self.ask(Method::GET, &path, Vec::new()).await
+        self.ask(Method::GET, &Self::path_of(id), Vec::new()).await
+    }
+
+    /// Where a job is asked for.
+    pub fn path_of(id: &str) -> String {
+        format!("/jobs/{id}")
     }
 
     /// Stops a job.
@@ -64,7 +80,7 @@ impl Daemon {
     /// # Errors
     /// When the daemon does not answer, or has no such job.
     pub async fn stop(&self, id: &str) -> Result<JobReport> {
-        let path = format!("/jobs/{id}/stop");
+        let path = format!("{}/stop", Self::path_of(id));
         self.ask(Method::POST, &path, Vec::new()).await
     }
 
@@ -94,7 +110,7 @@ impl Daemon {
             }
             rest = after;
         }
-        bail!(self.ended())
+        Err(anyhow::Error::msg(self.ended()))
     }
 
     /// Asks for something else.
@@ -111,25 +127,31 @@ impl Daemon {
             let answer = refusal(self.send(method, path, body).await?).await?;
             let body = Limited::new(answer.into_body(), ANSWER_BYTES_MAX);
             let body = body.collect().await;
-            let body = body.map_err(|error| anyhow::anyhow!("{}: {error}", self.ended()))?;
+            let body = body.map_err(|error| anyhow::anyhow!("{error}").context(self.ended()))?;
             serde_json::from_slice(&body.to_bytes())
                 .context("the daemon answered something else: is it of another version?")
         };
         let answer = tokio::time::timeout(ANSWER_TIMEOUT, asked).await;
         answer.unwrap_or_else(|_| {
-            bail!(
-                "the daemon at {} does not answer within {} s",
-                self.socket.display(),
-                ANSWER_TIMEOUT.as_secs()
-            )
+            let (socket, seconds) = (self.socket.display(), ANSWER_TIMEOUT.as_secs());
+            let text = format!("the daemon at {socket} does not answer within {seconds} s");
+            Err(anyhow::Error::msg(Silent(text)))
         })
+    }
+
+    /// Its process; none when nobody listens, or it runs where its number means nothing here.
+    pub async fn process(&self) -> Option<Process> {
+        let stream = UnixStream::connect(&self.socket).await.ok()?;
+        let pid = stream.peer_cred().ok()?.pid()?;
+        Process::of(u32::try_from(pid).ok()?)
     }
 
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>> {
         let stream = UnixStream::connect(&self.socket).await;
         let stream = stream.with_context(|| self.ended())?;
-        let (mut sender, connection) =
-            hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+            .await
+            .with_context(|| self.ended())?;
         tokio::spawn(connection);
         let request = Request::builder()
             .method(method)
@@ -141,11 +163,11 @@ impl Daemon {
         answer.with_context(|| self.ended())
     }
 
-    fn ended(&self) -> String {
-        format!(
+    fn ended(&self) -> Silent {
+        Silent(format!(
             "the daemon at {} has ended or does not answer (`forebay status` tells); what is cached on disk stays",
             self.socket.display()
-        )
+        ))
     }
 }
 

@@ -12,7 +12,7 @@
 //! | [`jobs`] | the jobs of a daemon: started, asked for, stopped, forgotten |
 //! | [`routes`] | the daemon's side of the control socket |
 //! | [`asking`], [`places`] | the commands' side: requests, and which mount holds a path |
-//! | [`following`], [`progress`] | a job that someone waits for, and how far it is |
+//! | [`following`], [`progress`] | what someone waits for: a job, and how far it is; a drain too |
 
 pub mod asking;
 pub mod attributes;

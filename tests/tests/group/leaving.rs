@@ -64,6 +64,10 @@ fn a_member_that_drains_is_gone_and_no_byte_is_read_again() {
     assert_eq!(report["refused_blocks"], 0, "{report}");
     assert!(report["given_bytes"].as_u64() <= report["bytes"].as_u64());
     cluster.until_members(&["a", "c"]);
+    // How it ended is told to who names it, and to nobody who could mean one that runs.
+    let unnamed = cluster.place.run(&["drain", "--status"]);
+    unnamed.failed(&["name one of them", "serve:g/a", "serve:g/c"]);
+    cluster.place.run(&["drain", "--status", "g/b"]).ok();
     assert_eq!(read_again(&cluster), 0);
     // The last one has nobody to hand over to.
     cluster.place.run(&["drain", "serve:g/c"]).ok();
