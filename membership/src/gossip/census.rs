@@ -1,6 +1,6 @@
 //! From what gossip tells to the serving members: a pure step, apart from the clock that it is given.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use forebay_engine::placement::PeerId;
@@ -48,6 +48,8 @@ struct Read {
 pub struct Counted {
     /// The members, sorted by id, this one included.
     pub members: Vec<MemberStatus>,
+    /// Who said farewell.
+    pub left: BTreeSet<PeerId>,
     /// Another process has this member's id and is alive.
     pub double: bool,
 }
@@ -88,6 +90,8 @@ impl Census {
                 newest.insert(id, (one, silence));
             }
         }
+        let left = newest.iter().filter(|(_, (one, _))| one.left);
+        let left = left.map(|(id, _)| *id).collect();
         let serving = newest.into_iter().filter(|(_, (one, _))| !one.left);
         let members = serving.filter_map(|(id, (one, silence))| {
             let read = self.read.get(&one.life)?;
@@ -102,6 +106,7 @@ impl Census {
         });
         Counted {
             members: members.collect(),
+            left,
             double,
         }
     }

@@ -117,7 +117,7 @@ impl Watcher {
         let roster = Roster::new(listed.collect());
         *self.members.lock() = counted.members;
         if *self.roster != roster {
-            tell_changes(&self.roster, &roster);
+            tell_changes(&self.roster, &roster, &counted.left);
             self.roster = Arc::new(roster);
             self.changed = now;
             self.publish_if(self.published).await;
@@ -244,7 +244,7 @@ fn told(state: &NodeState) -> Option<Told> {
     })
 }
 
-fn tell_changes(before: &Roster, after: &Roster) {
+fn tell_changes(before: &Roster, after: &Roster, left: &BTreeSet<PeerId>) {
     let has = |roster: &Roster, id: PeerId| roster.members().iter().any(|member| member.id == id);
     for member in after
         .members()
@@ -264,7 +264,11 @@ fn tell_changes(before: &Roster, after: &Roster) {
         .iter()
         .filter(|member| !has(after, member.id))
     {
-        tracing::info!(node = member.record.node, "no longer a member");
+        let why = match left.contains(&member.id) {
+            true => "it said farewell",
+            false => "it was not heard of",
+        };
+        tracing::info!(node = member.record.node, "no longer a member: {why}");
     }
 }
 
