@@ -1,5 +1,5 @@
-//! The way to peers over RDMA: [`RdmaTransport`], one core's. How two ends find and prove each other is not in here
-//! yet: whoever has proven a peer carries the addresses of queue pairs to and fro.
+//! The way to peers over RDMA: [`RdmaTransport`], one core's. The thread that connects cores by [`Cm`] and
+//! [`introduce`] is not in here yet: the tests in the guest show how they fit together.
 //!
 //! libibverbs is loaded when RDMA is first wanted, so the same binary starts on machines without it.
 //!
@@ -13,6 +13,7 @@
 //! | `rail`, `wire`, `connection` | what a core has of a device; one connection's queue pair and slots; its rules over those |
 //! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
 //! | `message` | what travels between the two |
+//! | [`introduce`] | how two cores that proved each other over TCP find each other's queue pair; no device in there |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
 //! | [`inventory`] | what RDMA a machine has, and which ports are a member's rails |
 //! | `limits` | every bound and time |
@@ -62,6 +63,7 @@ pub mod asking;
 pub mod auto;
 mod connection;
 mod error;
+pub mod introduce;
 pub mod inventory;
 pub mod limits;
 mod message;

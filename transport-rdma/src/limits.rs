@@ -27,6 +27,15 @@ pub const PAGE_BYTES: usize = 4096;
 /// Bytes that travel along with the making of a connection, at most: what InfiniBand's leave after rdma_cm's own.
 pub const PRIVATE_BYTES_MAX: usize = 56;
 
+/// Bytes of a ticket, by which a peer that was proven over TCP is known to rdma_cm.
+pub const TICKET_BYTES: usize = 16;
+/// How long a ticket lets in.
+pub const TICKET_LIFE_MS: u64 = 5_000;
+/// Tickets that one member has open: as many as cores of other members may be introduced within the life of one.
+pub const TICKETS_MAX: usize = 4_096;
+/// Addresses in one offer: one for each rail.
+pub const OFFER_ADDRESSES_MAX: usize = 8;
+
 /// Bytes of the place where an answer's bytes go, as it travels: address 8, key 4, length 4.
 pub const DESTINATION_BYTES: usize = 16;
 /// Bytes of a request's first message.

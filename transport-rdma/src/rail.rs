@@ -4,7 +4,7 @@ use forebay_engine::arena::{Arena, Mapping};
 
 use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS};
 use crate::{
-    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, PortAddress, ProtectionDomain,
+    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, PrepareStep, ProtectionDomain,
     QueuePair, QueuePairSize, Verbs, VerbsError,
 };
 
@@ -35,7 +35,6 @@ impl RailConfig {
 
 /// One core's device, domain, completions and arena.
 pub(crate) struct Rail {
-    pub at: PortAddress,
     pub queue: CompletionQueue,
     pub channel: CompletionChannel,
     /// All leases and frozen buffers.
@@ -48,7 +47,8 @@ pub(crate) struct Rail {
 impl Rail {
     pub fn open(verbs: &Verbs, config: &RailConfig, arena: &Arena) -> Result<Rail, VerbsError> {
         let device: Device = verbs.open(&config.device)?;
-        let at = device.port_address(config.port, config.gid_index)?;
+        // Told now rather than with the first connection.
+        device.port_address(config.port, config.gid_index)?;
         let domain = ProtectionDomain::new(&device)?;
         let channel = CompletionChannel::new(&device)?;
         let of_one = u64::from(SENDS) + u64::from(RECEIVES);
@@ -56,7 +56,6 @@ impl Rail {
         let queue = CompletionQueue::with_channel(&channel, entries)?;
         let arena = lent(&domain, arena.mapping())?;
         Ok(Rail {
-            at,
             queue,
             channel,
             arena,
@@ -66,8 +65,8 @@ impl Rail {
         })
     }
 
-    /// A queue pair that allows peers nothing and is not connected.
-    pub fn queue_pair(&self) -> Result<QueuePair, VerbsError> {
+    /// A queue pair that allows peers nothing and is prepared for a connection.
+    pub fn queue_pair(&self, prepare: &PrepareStep) -> Result<QueuePair, VerbsError> {
         let size = QueuePairSize {
             sends: SENDS,
             receives: u32::from(RECEIVES),
@@ -75,7 +74,7 @@ impl Rail {
             inline_bytes: crate::limits::REQUEST_MESSAGE_BYTES as u32,
         };
         let pair = QueuePair::new(&self.domain, &self.queue, &self.queue, size)?;
-        pair.prepare(&self.at, Access::LOCAL)?;
+        pair.prepare_by(prepare, Access::LOCAL)?;
         Ok(pair)
     }
 }

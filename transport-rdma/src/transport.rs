@@ -1,7 +1,8 @@
 //! One core's turn over its connections.
 //!
-//! How the two ends find each other is not in here: whoever has proven a peer carries what [`RdmaTransport::offer`] and
-//! [`RdmaTransport::accept`] give to the other end.
+//! How the two ends find each other is not in here: another thread connects by rdma_cm ([`crate::Cm`]), proves who the peer is
+//! ([`crate::introduce`]), and brings the steps that [`RdmaTransport::offer`], [`RdmaTransport::accept`] and
+//! [`RdmaTransport::begin`] take.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
@@ -21,7 +22,7 @@ use crate::rail::{Rail, RailConfig};
 use crate::serving::Serving;
 use crate::status::{Completion, WorkFault, WorkKind};
 use crate::wire::{ConnectionId, Wire, Work};
-use crate::{PeerAddress, Verbs, VerbsError};
+use crate::{ConnectSteps, PrepareStep, Verbs, VerbsError};
 
 /// The engine's way to peers by RDMA, for one core. It never leaves that core's thread.
 pub struct RdmaTransport {
@@ -89,35 +90,37 @@ impl RdmaTransport {
         })
     }
 
-    /// Makes this core's end of a connection to ask on. The peer is let do nothing until [`RdmaTransport::begin`].
-    pub fn offer(&mut self, first_packet: u32) -> Result<(ConnectionId, PeerAddress), VerbsError> {
-        let (id, wire) = self.wire()?;
-        let address = wire.address(&self.rail, first_packet);
+    /// Makes this core's end of a connection to ask on, and says the number of its queue pair. The peer is let do nothing until
+    /// [`RdmaTransport::begin`].
+    pub fn offer(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, u32), VerbsError> {
+        let (id, wire) = self.wire(prepare)?;
+        let number = wire.queue_pair();
         let connection = Connection::new(wire, Side::Offered);
         self.connections.insert(id, connection);
-        Ok((id, address))
+        Ok((id, number))
     }
 
-    /// Makes this core's end of a connection that `from`, which was proven, asks on. It is ready for requests.
+    /// Makes this core's end of a connection that `from`, which was proven, asks on: the number of its queue pair, and what
+    /// is granted. It is ready for requests.
     pub fn accept(
         &mut self,
         from: PeerId,
-        asker: &PeerAddress,
-        first_packet: u32,
-    ) -> Result<(ConnectionId, PeerAddress, Grant), VerbsError> {
-        let (id, wire) = self.wire()?;
-        let address = wire.address(&self.rail, first_packet);
-        wire.connect(&self.rail, first_packet, asker)?;
+        prepare: &PrepareStep,
+        connect: &ConnectSteps,
+    ) -> Result<(ConnectionId, u32, Grant), VerbsError> {
+        let (id, wire) = self.wire(prepare)?;
+        wire.connect(connect)?;
+        let number = wire.queue_pair();
         let grant = Grant {
             messages: RECEIVES,
             credit_bytes: self.credit_bytes,
         };
         let side = Side::Serving(Serving::new(from, self.credit_bytes));
         self.connections.insert(id, Connection::new(wire, side));
-        Ok((id, address, grant))
+        Ok((id, number, grant))
     }
 
-    /// Connects what was offered, now that the peer at `acceptor` has proven to be `to`: only now it may write into
+    /// Connects what was offered, now that the peer has accepted and proven to be `to`: only now it may write into
     /// this core's arena. Requests to `to` go this way from now on.
     ///
     /// # Errors
@@ -126,8 +129,7 @@ impl RdmaTransport {
         &mut self,
         id: ConnectionId,
         to: PeerCore,
-        acceptor: &PeerAddress,
-        first_packet: u32,
+        connect: &ConnectSteps,
         grant: Grant,
     ) -> Result<(), VerbsError> {
         let key = self.rail.arena.remote_key();
@@ -142,9 +144,7 @@ impl RdmaTransport {
             });
         };
         let wire = &connection.wire;
-        let connected = wire
-            .connect(&self.rail, first_packet, acceptor)
-            .and_then(|()| wire.let_write());
+        let connected = wire.connect(connect).and_then(|()| wire.let_write());
         if let Err(error) = connected {
             self.end(id, &Ended::Closed);
             return Err(error);
@@ -177,7 +177,7 @@ impl RdmaTransport {
         self.rail.channel.as_fd()
     }
 
-    fn wire(&mut self) -> Result<(ConnectionId, Wire), VerbsError> {
+    fn wire(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, Wire), VerbsError> {
         if self.broken {
             return Err(VerbsError::Unusable {
                 object: "this core's RDMA".into(),
@@ -196,7 +196,7 @@ impl RdmaTransport {
             id = id.after();
         }
         self.last_id = id;
-        Ok((id, Wire::new(&self.rail, id)?))
+        Ok((id, Wire::new(&self.rail, id, prepare)?))
     }
 
     /// Takes completions, looks at deadlines, posts. Whether anything came.

@@ -12,7 +12,8 @@ use crate::limits::{
 use crate::message::Destination;
 use crate::rail::Rail;
 use crate::{
-    Access, Batch, MemoryRegion, PeerAddress, PostError, QueuePair, RemoteSlice, VerbsError,
+    Access, Batch, ConnectSteps, MemoryRegion, PostError, PrepareStep, QueuePair, RemoteSlice,
+    VerbsError,
 };
 
 /// Names a connection of one core; not used again while it lives.
@@ -82,8 +83,8 @@ pub(crate) struct Wire {
 
 impl Wire {
     /// A queue pair of the rail, not connected, with its receives posted.
-    pub fn new(rail: &Rail, id: ConnectionId) -> Result<Wire, VerbsError> {
-        let pair = rail.queue_pair()?;
+    pub fn new(rail: &Rail, id: ConnectionId, prepare: &PrepareStep) -> Result<Wire, VerbsError> {
+        let pair = rail.queue_pair(prepare)?;
         let count = usize::from(RECEIVES) + SEND_SLOTS;
         let slots = MemoryRegion::new(&rail.domain, count * SLOT_BYTES, Access::LOCAL)?;
         let mut wire = Wire {
@@ -110,17 +111,13 @@ impl Wire {
         Ok(wire)
     }
 
-    pub fn address(&self, rail: &Rail, first_packet: u32) -> PeerAddress {
-        self.pair.address(&rail.at, first_packet)
+    /// The number of its queue pair.
+    pub fn queue_pair(&self) -> u32 {
+        self.pair.number()
     }
 
-    pub fn connect(
-        &self,
-        rail: &Rail,
-        first_packet: u32,
-        peer: &PeerAddress,
-    ) -> Result<(), VerbsError> {
-        self.pair.connect(&rail.at, first_packet, peer)
+    pub fn connect(&self, steps: &ConnectSteps) -> Result<(), VerbsError> {
+        self.pair.connect_by(steps)
     }
 
     /// Lets the peer write into the arena; only after it has proven who it is.

@@ -5,17 +5,21 @@ use forebay_engine::ports::{Clock, PeerId, Time};
 use forebay_tests::conformance::transport::{TransportRig, every_operation_ends, suite};
 use forebay_transport_rdma::{RailConfig, RdmaTransport, Verbs};
 
-use crate::pair::{PEERS, clock, device, introduce, rest, transport};
+use crate::pair::{Meeting, PEERS, clock, device, rest, transport};
 
 struct Rig {
     device: (Verbs, RailConfig),
+    meeting: Meeting,
     ends: Vec<RdmaTransport>,
 }
 
 impl Rig {
     fn new(device: &(Verbs, RailConfig)) -> Rig {
-        let (device, ends) = (device.clone(), Vec::new());
-        Rig { device, ends }
+        Rig {
+            device: device.clone(),
+            meeting: Meeting::new(device),
+            ends: Vec::new(),
+        }
     }
 }
 
@@ -26,8 +30,8 @@ impl TransportRig for Rig {
         // The bench has one arena for both ends: each registers it for itself.
         let mut ends = [0, 1].map(|_| transport(&self.device, arena));
         let [left, right] = &mut ends;
-        introduce(left, PEERS[0], right, PEERS[1]);
-        introduce(right, PEERS[1], left, PEERS[0]);
+        self.meeting.introduce(left, PEERS[0], right, PEERS[1]);
+        self.meeting.introduce(right, PEERS[1], left, PEERS[0]);
         self.ends = ends.into();
     }
 

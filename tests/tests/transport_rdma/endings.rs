@@ -9,14 +9,13 @@ use forebay_engine::ports::{
     Transport, TransportError, TransportEvent, TransportOp,
 };
 use forebay_transport_rdma::RdmaTransport;
+use forebay_transport_rdma::introduce::Refused;
 
 use crate::held::{Holds, Severed, uverbs_descriptors};
-use crate::pair::{PEERS, clock, device, introduce, rest, transport};
+use crate::pair::{Meeting, PEERS, WAIT_MAX, clock, device, rest, transport};
 
 const ARENA_BYTES: usize = 8 << 20;
 const BLOCK_BYTES: usize = 64 << 10;
-/// Longest wait for one thing; the tests' runner ends what takes longer as a whole.
-const WAIT_MAX: Duration = Duration::from_secs(40);
 
 fn fetch(lease: Lease, tag: u64) -> TransportOp {
     let request = PeerFetch {
@@ -82,7 +81,8 @@ fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
     let mut arena = Arena::new(ARENA_BYTES).unwrap();
     let mut ends = [0, 1].map(|_| transport(&device, &arena));
     let [asker, server] = &mut ends;
-    let [id, other] = introduce(asker, PEERS[0], server, PEERS[1]);
+    let mut meeting = Meeting::new(&device);
+    let [id, other] = meeting.introduce(asker, PEERS[0], server, PEERS[1]).ids;
     let lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
     asker.submit(fetch(lease, 1)).unwrap();
     assert!(asker.poll().is_none());
@@ -119,7 +119,7 @@ fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
     }
     assert_eq!(server.connections(), 0);
 
-    introduce(asker, PEERS[0], server, PEERS[1]);
+    meeting.introduce(asker, PEERS[0], server, PEERS[1]);
     let lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
     asker.submit(fetch(lease, 2)).unwrap();
     assert!(asker.poll().is_none());
@@ -158,11 +158,14 @@ fn connections_come_and_go_without_leaving_anything() {
     let arena = Arena::new(ARENA_BYTES).unwrap();
     let mut ends = [0, 1].map(|_| transport(&device, &arena));
     let [asker, server] = &mut ends;
+    let mut meeting = Meeting::new(&device);
     let mut connect = |times: usize| {
         for _ in 0..times {
-            let [id, other] = introduce(asker, PEERS[0], server, PEERS[1]);
+            let introduced = meeting.introduce(asker, PEERS[0], server, PEERS[1]);
+            let [id, other] = introduced.ids;
             asker.close(id);
             server.close(other);
+            meeting.part(&introduced);
             ended(asker, server);
         }
     };
@@ -190,7 +193,9 @@ fn what_cannot_be_destroyed_keeps_its_leases_until_it_can() {
         .find(|fd| !others.contains(fd))
         .expect("one more");
     let mut server = transport(&device, &arena);
-    let [id, _] = introduce(&mut asker, PEERS[0], &mut server, PEERS[1]);
+    let mut meeting = Meeting::new(&device);
+    let introduced = meeting.introduce(&mut asker, PEERS[0], &mut server, PEERS[1]);
+    let [id, _] = introduced.ids;
     let mut lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
     lease.bytes_mut().fill(0x11);
     asker.submit(fetch(lease, 1)).unwrap();
@@ -230,4 +235,46 @@ fn what_cannot_be_destroyed_keeps_its_leases_until_it_can() {
     assert_eq!(asker.connections(), 0);
     // So the peer could write all along.
     assert!(lease.bytes().iter().all(|byte| *byte == 0x22));
+}
+
+/// What is asked, by the number of the queue pair.
+type Question<'a> = &'a dyn Fn(u32) -> Vec<u8>;
+
+#[test]
+fn who_cannot_prove_itself_gets_nothing() {
+    let Some(device) = device() else { return };
+    let arena = Arena::new(ARENA_BYTES).unwrap();
+    let mut ends = [0, 1].map(|_| transport(&device, &arena));
+    let [asker, server] = &mut ends;
+    let mut meeting = Meeting::new(&device);
+    let invited = meeting.invite(PEERS[0], PEERS[1]);
+    let questions: [(Question<'_>, Refused); 3] = [
+        (&|_| vec![7; 56], Refused::Garbled),
+        (&|_| vec![7; 48], Refused::Ticket),
+        // A proof that was seen, over another queue pair.
+        (
+            &|number| invited.question(number + 1).to_vec(),
+            Refused::Proof,
+        ),
+    ];
+    for (question, why) in questions {
+        let asked = meeting.ask(asker, question);
+        let before = Holds::now(&device.1.device);
+        assert_eq!(meeting.judge(server), Err(why));
+        let after = Holds::now(&device.1.device);
+        assert_eq!(server.connections(), 0);
+        assert_eq!(
+            after.queue_pairs_and_regions(),
+            before.queue_pairs_and_regions()
+        );
+        assert_eq!(meeting.refused(asker, &asked), Some(why));
+        ended(asker, server);
+    }
+    // Whose ticket it is may still use it, once: whichever question comes first.
+    for _ in 0..2 {
+        meeting.ask(asker, |number| invited.question(number).to_vec());
+    }
+    assert!(meeting.judge(server).is_ok());
+    assert_eq!(meeting.judge(server), Err(Refused::Ticket));
+    assert_eq!(server.connections(), 1);
 }

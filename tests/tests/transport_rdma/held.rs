@@ -29,6 +29,16 @@ impl Holds {
     }
 }
 
+impl Holds {
+    /// Counts of what lets a peer in.
+    pub fn queue_pairs_and_regions(&self) -> Vec<&str> {
+        let words: Vec<_> = self.of_device.split_whitespace().collect();
+        let pairs = words.windows(2);
+        let counts = pairs.filter(|pair| ["qp", "mr", "pd", "cq"].contains(&pair[0]));
+        counts.map(|pair| pair[1]).collect()
+    }
+}
+
 fn resources(device: &str) -> String {
     let told = Command::new("rdma").args(["resource", "show"]).output();
     let told = told.expect("rdma, of iproute2");

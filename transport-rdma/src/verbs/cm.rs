@@ -230,7 +230,9 @@ impl Cm {
 
     /// How to prepare the queue pair of a connection whose route is resolved, or that was asked for.
     pub fn prepare_step(&mut self, id: CmId) -> Result<PrepareStep, VerbsError> {
-        Ok(PrepareStep(self.step(id, IBV_QPS_INIT)?))
+        let device = self.place(id)?.device;
+        let step = self.step(id, IBV_QPS_INIT)?;
+        Ok(PrepareStep { step, device })
     }
 
     /// How to connect the queue pair of a connection that the peer accepted, or asked for.

@@ -47,8 +47,11 @@ pub(super) struct Step {
 }
 
 /// How a queue pair is prepared for one connection; see [`super::Cm::prepare_step`].
-#[derive(Clone, Copy)]
-pub struct PrepareStep(pub(super) Step);
+#[derive(Clone)]
+pub struct PrepareStep {
+    pub(super) step: Step,
+    pub(super) device: String,
+}
 
 /// How a queue pair is connected; see [`super::Cm::connect_steps`].
 #[derive(Clone, Copy)]
@@ -204,11 +207,21 @@ impl QueuePair {
     }
 
     /// As [`QueuePair::prepare`], by the kernel's connection manager.
-    pub fn prepare_by(&self, step: &PrepareStep, access: Access) -> Result<(), VerbsError> {
+    ///
+    /// # Errors
+    /// [`VerbsError::Unusable`] for a connection over another device.
+    pub fn prepare_by(&self, prepare: &PrepareStep, access: Access) -> Result<(), VerbsError> {
+        let own = &self.domain.device.name;
+        if prepare.device != *own {
+            return Err(VerbsError::Unusable {
+                object: format!("RDMA device {own}, queue pair {}", self.number),
+                what: format!("its connection goes over {}", prepare.device),
+            });
+        }
         let Step {
             mut attributes,
             which,
-        } = step.0;
+        } = prepare.step;
         attributes.qp_access_flags = access.flags();
         self.modify(&mut attributes, which | IBV_QP_ACCESS_FLAGS)
     }
