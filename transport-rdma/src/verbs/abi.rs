@@ -359,7 +359,30 @@ mod tests {
         for (name, value) in NUMBERS.iter().chain(STATUS_NUMBERS) {
             program.expect(name, *value as usize);
         }
-        program.0
+        program.functions(super::super::library::signatures());
+        for (name, arguments) in [
+            ("poll_cq", "struct ibv_cq *, int, struct ibv_wc *"),
+            ("req_notify_cq", "struct ibv_cq *, int"),
+            (
+                "post_send",
+                "struct ibv_qp *, struct ibv_send_wr *, struct ibv_send_wr **",
+            ),
+            (
+                "post_recv",
+                "struct ibv_qp *, struct ibv_recv_wr *, struct ibv_recv_wr **",
+            ),
+        ] {
+            let place = format!("__typeof__(((struct ibv_context_ops *)0)->{name})");
+            let same = format!("__builtin_types_compatible_p({place}, int (*)({arguments}))");
+            program.expect(&same, 1);
+        }
+        // What the library exports fills the older, shorter form that the header's inline function names.
+        let port = "(ibv_query_port)(struct ibv_context *, uint8_t, struct ibv_port_attr *)";
+        assert!(program.0.contains(port));
+        program.0.replace(
+            port,
+            &port.replace("ibv_port_attr", "_compat_ibv_port_attr"),
+        )
     }
 
     #[test]
@@ -377,6 +400,12 @@ mod tests {
         assert!(
             compiler_says(&wrong).contains("qp_num"),
             "the comparison sees no fault"
+        );
+        let wrong = program.replace("(ibv_dereg_mr)(struct ibv_mr *)", "(ibv_dereg_mr)(int *)");
+        assert_ne!(wrong, program);
+        assert!(
+            compiler_says(&wrong).contains("conflicting types"),
+            "the comparison sees no other function"
         );
     }
 }

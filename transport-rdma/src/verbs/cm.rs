@@ -561,7 +561,7 @@ impl SocketStorage {
         }
     }
 
-    fn as_mut_ptr(&mut self) -> *mut c_void {
+    fn as_mut_ptr(&mut self) -> *mut sockaddr {
         match self {
             SocketStorage::V4(v4) => ptr::from_mut(v4).cast(),
             SocketStorage::V6(v6) => ptr::from_mut(v6).cast(),

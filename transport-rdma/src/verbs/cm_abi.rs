@@ -4,6 +4,13 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use super::abi::*;
 
+/// An address of any family, which is told by its beginning.
+#[repr(C)]
+#[allow(non_camel_case_types)]
+pub(super) struct sockaddr {
+    _opaque: [u8; 0],
+}
+
 beginnings! {
     struct rdma_event_channel {
         fd: c_int,
@@ -89,6 +96,7 @@ mod tests {
         for (name, value) in NUMBERS {
             program.expect(name, *value as usize);
         }
+        program.functions(super::super::cm_library::signatures());
         let program = program.0;
         assert_eq!(compiler_says(&program), "", "the program was:\n{program}");
         let wrong = program.replace(

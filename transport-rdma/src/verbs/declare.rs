@@ -83,6 +83,16 @@ macro_rules! functions {
                 })
             }
         }
+
+        /// Name, types of the arguments, and of the result.
+        #[cfg(test)]
+        pub(super) fn signatures() -> Vec<(&'static str, Vec<&'static str>, &'static str)> {
+            vec![$((
+                stringify!($name),
+                vec![$(stringify!($argument)),*],
+                concat!($(stringify!($result))?),
+            ),)*]
+        }
     };
 }
 
@@ -109,6 +119,44 @@ pub(super) mod tests {
                 self.expect(&format!("offsetof(struct {structure}, {field})"), *at);
             }
         }
+    }
+
+    impl Comparison {
+        /// Declares functions once more: the compiler refuses other types than the header's.
+        pub(in crate::verbs) fn functions(&mut self, signatures: Vec<(&str, Vec<&str>, &str)>) {
+            for (name, arguments, result) in signatures {
+                let arguments: Vec<String> = arguments.into_iter().map(c_type).collect();
+                let arguments = match arguments.is_empty() {
+                    true => String::from("void"),
+                    false => arguments.join(", "),
+                };
+                // In brackets, so that no macro of this name is meant.
+                writeln!(self.0, "{} ({name})({arguments});", c_type(result)).unwrap();
+            }
+        }
+    }
+
+    fn c_type(rust: &str) -> String {
+        if let Some(target) = rust.strip_prefix("*mut ") {
+            return format!("{} *", c_type(target));
+        }
+        if let Some(target) = rust.strip_prefix("*const ") {
+            return format!("const {} *", c_type(target));
+        }
+        let known = match rust {
+            "" | "c_void" => "void",
+            "c_int" => "int",
+            "c_uint" => "unsigned int",
+            "c_char" => "char",
+            "u8" => "uint8_t",
+            "u16" => "uint16_t",
+            "u32" => "uint32_t",
+            "usize" => "size_t",
+            // Another type than `uint64_t`, though as long; used for names of devices only.
+            "u64" => "__be64",
+            structure => return format!("struct {structure}"),
+        };
+        known.into()
     }
 
     /// Whether a program compiles that only includes a header, from the package `package`.

@@ -32,7 +32,7 @@ functions! {
         ibv_create_cq: fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
         ibv_destroy_cq: fn(*mut ibv_cq) -> c_int,
         ibv_create_qp: fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
-        ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_uint) -> c_int,
+        ibv_modify_qp: fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
         ibv_destroy_qp: fn(*mut ibv_qp) -> c_int,
     }
 }

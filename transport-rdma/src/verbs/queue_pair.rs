@@ -292,7 +292,8 @@ impl QueuePair {
     fn modify(&self, wanted: &mut ibv_qp_attr, which: u32) -> Result<(), VerbsError> {
         let library = self.domain.device.library;
         // SAFETY: the queue pair lives; the structure is the one that the function reads.
-        let returned = unsafe { (library.ibv_modify_qp)(self.pair.as_ptr(), wanted, which) };
+        let returned =
+            unsafe { (library.ibv_modify_qp)(self.pair.as_ptr(), wanted, which.cast_signed()) };
         checked(returned).map_err(|why| {
             let object = format!(
                 "RDMA device {}, queue pair {} to state {}",
