@@ -2,45 +2,48 @@
 //!
 //! ```text
 //! asked -> ready -> at the member that owns the name, then at its stand-ins -> answered
-//!            |         | nobody answers: at the origin
-//!            +-> at the origin -> answered; too old for some: ready again for those
-//!            ^        | failed, transient, someone's deadline ahead
-//!            +- back-off      | failed for good: everyone gets the error
-//!                             | it is known not to answer: the last that is known
+//!   |                 | nobody is left to ask
+//!   |                 v
+//!   +-> ready -> at the origin -> answered; too old for some: ready again for those
+//!         ^        | failed, transient, someone's deadline ahead
+//!         +- back-off      | failed for good: everyone gets the error
+//!                          | it is found not to answer: those who may ask others do so, members are told
 //! ```
 //! In a group the owner of a name remembers the answer for its lifetime ([`super::findings`]). Each asker says how
 //! old an answer may be, and is told when the origin was asked. Each has a deadline of its own and is answered by
 //! it, whatever the origin does.
 //!
+//! What is asked of others and what is asked of the origin are two lookups, also for one question. A member's question
+//! and a probe go to the origin only: they neither wait for other members, nor end what others are asked, nor keep those
+//! who may ask others from it.
+//!
 //! | file | role |
 //! |---|---|
 //! | `question` | what is asked, by whom, and what the origin said |
 //! | `owner` | asking other members |
+//! | `source` | asking the origin |
 //! | `stale` | while the origin does not answer |
 
 mod owner;
 mod question;
+mod source;
 mod stale;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use owner::Turned;
+use owner::Others;
 use question::{Asker, Who};
 pub(super) use question::{Finding, Question};
 
-use super::findings::Lifetimes;
-use super::group::Route;
-use super::outage::Sign;
+use super::Core;
 use super::timers::Due;
-use super::{Core, Tagged, retry};
 use crate::client::{HeadRequest, ListPageRequest, Told};
 use crate::errors::{OriginError, OriginErrorKind};
 use crate::limits::PEER_QUESTIONS_PER_CORE_MAX;
 use crate::ports::{
-    FetchStatus, FetchTag, Full, HeadOp, ListOp, Origin, OriginOp, OriginTag, Platform,
-    RequestHandle, Time, Transport,
+    FetchStatus, FetchTag, Origin, OriginTag, Platform, RequestHandle, Time, Transport,
 };
 use crate::wire::listing;
 
@@ -58,7 +61,7 @@ enum State {
         tag: OriginTag,
         cancelled: bool,
     },
-    /// At the member that owns the name.
+    /// At the member whose turn it is.
     AtPeer(FetchTag),
     BackingOff,
 }
@@ -72,12 +75,8 @@ pub(super) struct Lookup {
     state: State,
     /// When what is under way began.
     began: Time,
-    /// A member that should know was asked, and does not reach the origin: nobody is waited for long after it.
-    is_offered: bool,
-    /// Whom to ask before the origin; none: not decided yet.
-    route: Option<Route>,
-    /// How long the one whose turn it is may take.
-    step_until: Option<Time>,
+    /// Who is asked; none: the origin.
+    others: Option<Others>,
     /// When the state machine must move by itself: attempt stalled, back-off over.
     step_at: Time,
     timer_at: Time,
@@ -96,12 +95,21 @@ impl Lookup {
     }
 }
 
+/// Those of one kind.
+#[derive(Default)]
+struct Table {
+    by_question: BTreeMap<Question, LookupKey>,
+    ready: VecDeque<LookupKey>,
+}
+
 /// Metadata requests under way.
 #[derive(Default)]
 pub(super) struct Lookups {
     all: slab::Slab<Lookup>,
-    by_question: BTreeMap<Question, LookupKey>,
-    ready: VecDeque<LookupKey>,
+    /// What is asked of other members, for askers of this node.
+    at_others: Table,
+    /// What is asked of the origin.
+    at_origin: Table,
     /// Peers that wait for an answer.
     peers_asking: usize,
 }
@@ -115,6 +123,61 @@ impl Lookups {
 
     pub fn len(&self) -> usize {
         self.all.len()
+    }
+
+    fn keys(&self, of: impl Fn(&Lookup) -> bool) -> Vec<LookupKey> {
+        let of = self.all.iter().filter(|(_, lookup)| of(lookup));
+        let key = |(slot, lookup): (usize, &Lookup)| LookupKey {
+            slot,
+            id: lookup.id,
+        };
+        of.map(key).collect()
+    }
+
+    /// It goes on in this turn.
+    fn make_ready(&mut self, key: LookupKey) {
+        let Some(lookup) = self.get(key) else {
+            return;
+        };
+        lookup.state = State::Ready;
+        lookup.step_at = Time::NEVER;
+        match lookup.others {
+            Some(_) => self.at_others.ready.push_back(key),
+            None => self.at_origin.ready.push_back(key),
+        }
+    }
+
+    fn insert(&mut self, lookup: Lookup) -> LookupKey {
+        let (question, is_at_others) = (lookup.question.clone(), lookup.others.is_some());
+        let id = lookup.id;
+        let slot = self.all.insert(lookup);
+        let key = LookupKey { slot, id };
+        let table = match is_at_others {
+            true => &mut self.at_others,
+            false => &mut self.at_origin,
+        };
+        table.by_question.insert(question, key);
+        table.ready.push_back(key);
+        key
+    }
+
+    fn remove(&mut self, key: LookupKey) -> Option<Lookup> {
+        self.get(key)?;
+        let lookup = self.all.remove(key.slot);
+        let table = match lookup.others {
+            Some(_) => &mut self.at_others,
+            None => &mut self.at_origin,
+        };
+        table.by_question.remove(&lookup.question);
+        Some(lookup)
+    }
+}
+
+/// Whether the origin said what there is, or that there is nothing.
+fn is_fact(told: &Told<Finding>) -> bool {
+    match &told.result {
+        Ok(_) => true,
+        Err(error) => error.kind == OriginErrorKind::NotFound,
     }
 }
 
@@ -182,47 +245,52 @@ impl<P: Platform> Core<P> {
         if let Some(known) = self.findings.get(now, &source, asker.need, is_rest) {
             return self.tell(asker, &question, known);
         }
-        if let Some(key) = self.lookups.by_question.get(&question).copied() {
-            return self.join_lookup(now, key, asker);
+        let is_silent = self.outages.is_known(question.bucket());
+        match asker.is_peer() {
+            // It asks the next one at once, and has what it knows itself.
+            true if is_silent => {
+                let last = self.last_known(now, &question);
+                self.tell_last(now, asker, &question, last);
+            }
+            true => {
+                self.ask_origin(now, question, VecDeque::from([asker]));
+            }
+            false => {
+                let route = self.name_route(now, &question);
+                self.ask_others(now, question, VecDeque::from([asker]), route);
+            }
         }
-        let key = LookupKey {
-            slot: self.lookups.all.vacant_key(),
-            id: self.next_id(),
+    }
+
+    /// Asks someone, or joins those who have asked it of the same already.
+    fn add_askers(
+        &mut self,
+        now: Time,
+        question: Question,
+        askers: VecDeque<Asker>,
+        others: Option<Others>,
+    ) -> LookupKey {
+        let table = match others {
+            Some(_) => &self.lookups.at_others,
+            None => &self.lookups.at_origin,
         };
-        self.lookups.by_question.insert(question.clone(), key);
-        self.lookups.all.insert(Lookup {
-            id: key.id,
+        let joined = table.by_question.get(&question).copied();
+        if let Some((key, lookup)) = joined.and_then(|key| Some((key, self.lookups.get(key)?))) {
+            lookup.askers.extend(askers);
+            return key;
+        }
+        let id = self.next_id();
+        self.lookups.insert(Lookup {
+            id,
             question,
-            askers: VecDeque::from([asker]),
+            askers,
             attempt: 0,
             state: State::Ready,
             began: now,
-            is_offered: false,
-            route: None,
-            step_until: None,
+            others,
             step_at: Time::NEVER,
             timer_at: Time::NEVER,
-        });
-        self.lookups.ready.push_back(key);
-        self.set_lookup_timer(key);
-    }
-
-    /// Someone asks what is being asked already.
-    fn join_lookup(&mut self, now: Time, key: LookupKey, asker: Asker) {
-        let is_peer = asker.is_peer();
-        let Some(lookup) = self.lookups.get(key) else {
-            return;
-        };
-        lookup.askers.push_back(asker);
-        let waits = matches!(lookup.state, State::Running { .. } | State::BackingOff);
-        let is_silent = self.outages.is_known(lookup.question.bucket());
-        if is_peer {
-            self.end_here(key);
-        }
-        match waits && is_silent {
-            true => self.resort(now, key),
-            false => self.set_lookup_timer(key),
-        }
+        })
     }
 
     /// The next moment at which a lookup needs attention: its own step or its first asker's deadline.
@@ -251,151 +319,31 @@ impl<P: Platform> Core<P> {
         }
     }
 
-    /// Sends what is ready, as far as the origin takes it.
+    /// Sends what is ready, as far as there is room.
     pub(super) fn start_lookups(&mut self, now: Time) {
-        while let Some(key) = self.lookups.ready.pop_front() {
-            let tag = OriginTag(self.next_id());
-            let Some(lookup) = self.lookups.get(key) else {
-                continue;
-            };
-            if !matches!(lookup.state, State::Ready) {
-                continue;
+        while let Some(key) = self.lookups.at_others.ready.pop_front() {
+            if self.is_ready(key) {
+                self.ask_member(now, key);
             }
-            let is_silent = self.outages.is_known(lookup.question.bucket());
-            match self.ask_owner(now, key) {
-                Turned::Asked => continue,
-                Turned::Waits => {
-                    self.wait_for_room(now, key);
-                    continue;
-                }
-                Turned::ToOrigin if is_silent => self.resort(now, key),
-                Turned::ToOrigin => {}
+        }
+        while let Some(key) = self.lookups.at_origin.ready.pop_front() {
+            if self.is_ready(key) && !self.submit_question(now, key) {
+                return self.lookups.at_origin.ready.push_front(key);
             }
-            let Some(lookup) = self.lookups.get(key) else {
-                continue;
-            };
-            let deadline = lookup.last_deadline();
-            let (op, is_head) = match lookup.question.source() {
-                Question::Head(bucket, key) => (
-                    OriginOp::Head(HeadOp {
-                        tag,
-                        bucket,
-                        key,
-                        deadline,
-                    }),
-                    true,
-                ),
-                Question::List(request) => (
-                    OriginOp::List(ListOp {
-                        tag,
-                        request,
-                        deadline,
-                    }),
-                    false,
-                ),
-            };
-            let is_retry = lookup.attempt > 0;
-            if let Err(Full(_)) = self.parts.origin.submit(op) {
-                self.lookups.ready.push_front(key);
-                return;
-            }
-            let io_timeout = self.config.io_timeout;
-            if let Some(lookup) = self.lookups.get(key) {
-                lookup.state = State::Running {
-                    tag,
-                    cancelled: false,
-                };
-                lookup.step_at = now + lookup.patience(io_timeout);
-                lookup.began = now;
-            }
-            self.tags.insert(tag.0, Tagged::Lookup(key));
-            self.stats.heads += u64::from(is_head);
-            self.stats.lists += u64::from(!is_head);
-            self.stats.retries += u64::from(is_retry);
-            self.set_lookup_timer(key);
         }
     }
 
-    /// The origin answered.
-    pub(super) fn lookup_done(
-        &mut self,
-        now: Time,
-        key: LookupKey,
-        result: Result<Finding, OriginError>,
-    ) {
-        let Some(lookup) = self.lookups.get(key) else {
-            return;
-        };
-        let (question, at) = (lookup.question.source(), lookup.began);
-        let sign = match &result {
-            Ok(_) => Sign::Answers,
-            Err(error) => Sign::of(error.kind),
-        };
-        if matches!(sign, Sign::Answers) {
-            self.origin_answered(now, question.bucket());
-        }
-        let told = Told { result, at };
-        let lifetimes = match self.group.view() {
-            Some(_) => Lifetimes {
-                present: self.config.attr_ttl,
-                absent: self.config.negative_ttl,
-            },
-            None => Lifetimes::NONE,
-        };
-        self.findings.learn(lifetimes, question.clone(), &told);
-        match told.result {
-            Ok(_) => self.settle(key, told),
-            Err(error) => self.lookup_failed(now, key, error),
-        }
-        if matches!(sign, Sign::Silent) {
-            self.origin_failed(now, at, &question);
-        }
-    }
-
-    /// The origin did not tell.
-    fn lookup_failed(&mut self, now: Time, key: LookupKey, error: OriginError) {
-        let Some(lookup) = self.lookups.get(key) else {
-            return;
-        };
-        lookup.attempt += 1;
-        let (attempt, at, last) = (lookup.attempt, lookup.began, lookup.last_deadline());
-        let (subject, is_offered) = (lookup.question.subject(), lookup.is_offered);
-        self.count_origin_error(error.kind);
-        let until = now + retry::backoff(attempt, &mut self.parts.rng);
-        if error.kind.is_transient() && !self.shutting_down {
-            tracing::debug!(%subject, attempt, %error, "asking the origin failed; trying again");
-            if let Some(lookup) = self.lookups.get(key) {
-                lookup.state = State::BackingOff;
-                lookup.step_at = until;
-            }
-            self.set_lookup_timer(key);
-            if is_offered || until >= last {
-                self.resort(now, key);
-            }
-            if until < last || self.lookups.get(key).is_none() {
-                return;
-            }
-        }
-        if error.kind != OriginErrorKind::NotFound
-            && !self.shutting_down
-            && let Some(left_out) = self.lookup_log.open(now)
-        {
-            tracing::warn!(%subject, %error, left_out, "asking the origin failed");
-        }
-        let result = Err(error);
-        self.settle(key, Told { result, at });
+    fn is_ready(&mut self, key: LookupKey) -> bool {
+        let lookup = self.lookups.get(key);
+        lookup.is_some_and(|lookup| matches!(lookup.state, State::Ready))
     }
 
     /// Tells those whom an answer is new enough for; for the others the question is asked once more.
     fn settle(&mut self, key: LookupKey, told: Told<Finding>) {
-        let is_fact = match &told.result {
-            Ok(_) => true,
-            Err(error) => error.kind == OriginErrorKind::NotFound,
-        };
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
-        if !is_fact || lookup.need() <= told.at {
+        if !is_fact(&told) || lookup.need() <= told.at {
             return self.end_lookup(key, told);
         }
         let (served, rest) = std::mem::take(&mut lookup.askers)
@@ -403,10 +351,8 @@ impl<P: Platform> Core<P> {
             .partition::<VecDeque<_>, _>(|asker| asker.need <= told.at);
         lookup.askers = rest;
         lookup.attempt = 0;
-        lookup.state = State::Ready;
-        lookup.step_at = Time::NEVER;
         let question = lookup.question.clone();
-        self.lookups.ready.push_back(key);
+        self.lookups.make_ready(key);
         self.set_lookup_timer(key);
         for asker in served {
             self.tell(asker, &question, told.clone());
@@ -414,15 +360,18 @@ impl<P: Platform> Core<P> {
     }
 
     fn end_lookup(&mut self, key: LookupKey, told: Told<Finding>) {
-        if self.lookups.get(key).is_none() {
+        let Some(lookup) = self.take_lookup(key) else {
             return;
-        }
-        let lookup = self.lookups.all.remove(key.slot);
-        self.lookups.by_question.remove(&lookup.question);
-        self.timers.clear(lookup.timer_at, Due::Lookup(key));
+        };
         for asker in lookup.askers {
             self.tell(asker, &lookup.question, told.clone());
         }
+    }
+
+    fn take_lookup(&mut self, key: LookupKey) -> Option<Lookup> {
+        let lookup = self.lookups.remove(key)?;
+        self.timers.clear(lookup.timer_at, Due::Lookup(key));
+        Some(lookup)
     }
 
     fn tell(&mut self, asker: Asker, question: &Question, told: Told<Finding>) {
@@ -457,33 +406,8 @@ impl<P: Platform> Core<P> {
             .into_iter()
             .partition(|asker| asker.deadline <= now);
         lookup.askers = rest;
-        let (question, began) = (lookup.question.clone(), lookup.began);
-        let (mut cancel, mut cancel_peer) = (None, None);
-        let forsaken = lookup.askers.is_empty();
-        if let State::AtPeer(tag) = lookup.state
-            && forsaken
-        {
-            cancel_peer = Some(tag);
-        }
-        if let State::Running { tag, cancelled } = &mut lookup.state
-            && (forsaken || lookup.step_at <= now)
-            && !std::mem::replace(cancelled, true)
-        {
-            cancel = Some(*tag);
-        }
-        if lookup.step_at <= now {
-            lookup.step_at = Time::NEVER;
-            if matches!(lookup.state, State::BackingOff) {
-                lookup.state = State::Ready;
-                self.lookups.ready.push_back(key);
-            }
-        }
-        if let Some(tag) = cancel {
-            self.parts.origin.cancel(tag);
-        }
-        if let Some(tag) = cancel_peer {
-            self.parts.transport.cancel(tag);
-        }
+        let (question, is_forsaken) = (lookup.question.clone(), lookup.askers.is_empty());
+        let is_due = lookup.step_at <= now;
         let last = match late.is_empty() {
             true => None,
             false => self.last_known(now, &question),
@@ -491,48 +415,42 @@ impl<P: Platform> Core<P> {
         for asker in late {
             self.tell_last(now, asker, &question, last.clone());
         }
-        if forsaken {
-            let result = Err(question.timeout());
-            self.end_lookup(key, Told { result, at: now });
-        } else {
-            self.set_lookup_timer(key);
+        match () {
+            () if is_forsaken => self.forsake(now, key),
+            () if is_due => self.step_lookup(now, key),
+            () => self.set_lookup_timer(key),
         }
-        if cancel.is_some() {
-            self.origin_failed(now, began, &question);
+    }
+
+    /// Its back-off is over, or its attempt has taken long.
+    fn step_lookup(&mut self, now: Time, key: LookupKey) {
+        let Some(lookup) = self.lookups.get(key) else {
+            return;
+        };
+        match lookup.state {
+            State::BackingOff => self.lookups.make_ready(key),
+            State::Running { .. } => return self.attempt_due(now, key),
+            State::Ready | State::AtPeer(_) => lookup.step_at = Time::NEVER,
         }
+        self.set_lookup_timer(key);
     }
 
     /// Answers everyone who waits for metadata.
     pub(super) fn refuse_all_lookups(&mut self) {
         let at = self.now;
-        let keys: Vec<LookupKey> = self
-            .lookups
-            .all
-            .iter()
-            .map(|(slot, lookup)| LookupKey {
-                slot,
-                id: lookup.id,
-            })
-            .collect();
-        for key in keys {
-            if let Some(Lookup {
-                state: State::Running { tag, .. },
-                ..
-            }) = self.lookups.get(key)
-            {
-                let tag = *tag;
-                self.parts.origin.cancel(tag);
-            }
-            if let Some(Lookup {
-                state: State::AtPeer(tag),
-                ..
-            }) = self.lookups.get(key)
-            {
-                let tag = *tag;
-                self.parts.transport.cancel(tag);
-            }
+        for key in self.lookups.keys(|_| true) {
+            self.cancel_lookup(key);
             let result = Err(shutdown_error());
             self.end_lookup(key, Told { result, at });
+        }
+    }
+
+    /// What is under way for it is of no use any more.
+    fn cancel_lookup(&mut self, key: LookupKey) {
+        match self.lookups.get(key).map(|lookup| &lookup.state) {
+            Some(State::Running { tag, .. }) => self.parts.origin.cancel(*tag),
+            Some(State::AtPeer(tag)) => self.parts.transport.cancel(*tag),
+            _ => {}
         }
     }
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Core;
-use super::metadata::Question;
+use super::metadata::{LookupKey, Question};
 use super::timers::Due;
+use super::{Core, retry};
 use crate::errors::OriginErrorKind;
 use crate::identity::Bucket;
 use crate::limits::STAND_IN_PATIENCE;
@@ -51,6 +51,8 @@ impl Sign {
 struct Health {
     answered_at: Time,
     failing: Option<Failing>,
+    /// The last probe.
+    probe: Option<LookupKey>,
 }
 
 /// Nothing was answered since.
@@ -134,6 +136,22 @@ impl Outages {
             .unwrap_or_default()
     }
 
+    /// The last probe of an origin.
+    pub fn probe(&self, bucket: &Arc<Bucket>) -> Option<LookupKey> {
+        self.origins.get(bucket)?.probe
+    }
+
+    /// An origin is tried with a question.
+    pub fn probes_with(&mut self, bucket: &Arc<Bucket>, key: LookupKey) {
+        self.health(bucket).probe = Some(key);
+    }
+
+    /// Whether an origin has answered since.
+    fn has_answered(&self, bucket: &Arc<Bucket>, since: Time) -> bool {
+        let health = self.origins.get(bucket);
+        health.is_some_and(|health| health.answered_at > since)
+    }
+
     fn probes(&self) -> Vec<Question> {
         let known = self.origins.values().filter_map(Health::known);
         known.map(|failing| failing.probe.clone()).collect()
@@ -158,7 +176,7 @@ impl<P: Platform> Core<P> {
 
     /// The origin did not answer an attempt that began at `began` and was to find out what `question` asks.
     pub(super) fn origin_failed(&mut self, now: Time, began: Time, question: &Question) {
-        let after = OUTAGE_AFTER.min(self.config.io_timeout / STAND_IN_PATIENCE);
+        let after = self.outage_after();
         if self.shutting_down || !self.outages.failed(now, began, after, question) {
             return;
         }
@@ -171,6 +189,25 @@ impl<P: Platform> Core<P> {
         }
         self.look_around(now, bucket);
         self.fill_around(now, bucket);
+    }
+
+    /// A question that the origin was asked at `began` was given up because nobody waits for it any more. It may have
+    /// been slow only: where nothing else is known, something small finds out.
+    pub(super) fn origin_was_left(&mut self, now: Time, began: Time, question: &Question) {
+        let bucket = question.bucket();
+        if now.since(began) >= retry::stall_limit(self.config.io_timeout) {
+            return self.origin_failed(now, began, question);
+        }
+        let is_long = now.since(began) >= self.outage_after() / 2;
+        let is_new = !self.outages.has_answered(bucket, began) && !self.outages.is_known(bucket);
+        if is_long && is_new {
+            self.probe(now, question.probe());
+        }
+    }
+
+    /// After how long without any answer an outage is known.
+    pub(super) fn outage_after(&self) -> Duration {
+        OUTAGE_AFTER.min(self.config.io_timeout / STAND_IN_PATIENCE)
     }
 
     /// Asks origins that do not answer whether they do now.

@@ -1,11 +1,12 @@
 //! Asking the member that owns a name, and after it those that stand in for it.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::super::group::{How, Route, Step};
 use super::super::{Core, Tagged, retry};
-use super::question::before;
-use super::{Finding, Lookup, LookupKey, State};
+use super::question::{Asker, before};
+use super::{Finding, Lookup, LookupKey, Question, State};
 use crate::arena::{Lease, Share};
 use crate::client::Told;
 use crate::errors::{OriginError, OriginErrorKind};
@@ -20,14 +21,13 @@ use crate::wire::call::CallAnswer;
 /// How long a question waits for memory, or for room on its connection, before it looks again.
 const ROOM_PAUSE: Duration = Duration::from_millis(5);
 
-/// What became of a question for another member.
-pub(super) enum Turned {
-    /// It is on its way.
-    Asked,
-    /// There is no room for it now.
-    Waits,
-    /// Nobody but the origin is left.
-    ToOrigin,
+/// Whom a question is asked of, one after the other.
+pub(super) struct Others {
+    route: Route,
+    /// How long the one whose turn it is may take.
+    step_until: Option<Time>,
+    /// A member that should know was asked, and does not reach the origin: nobody is waited for long after it.
+    is_offered: bool,
 }
 
 /// Whom to ask now: earlier owners know nothing of names.
@@ -45,21 +45,16 @@ fn len(mut route: Route) -> u32 {
     len
 }
 
-impl Lookup {
-    /// The next one is asked.
-    fn pass_over(&mut self) {
-        if let Some(route) = &mut self.route {
-            route.next();
-        }
-        self.step_until = None;
+impl Others {
+    /// Nobody is left.
+    pub fn are_over(&self) -> bool {
+        step(&self.route).is_none()
     }
 
-    /// How long one source may take: less once the one that should know has been asked.
-    pub(super) fn patience(&self, io_timeout: Duration) -> Duration {
-        match self.is_offered {
-            true => io_timeout / STAND_IN_PATIENCE,
-            false => retry::stall_limit(io_timeout),
-        }
+    /// The next one is asked.
+    fn pass_over(&mut self) {
+        self.route.next();
+        self.step_until = None;
     }
 
     /// The one whose turn it is does not reach the origin. What it knows from before has been noted.
@@ -68,19 +63,16 @@ impl Lookup {
         self.pass_over();
     }
 
-    fn ask_nobody(&mut self) {
-        self.route = Some(Route::default());
-        self.step_until = None;
-    }
-
-    /// Whom to ask now. Each gets its part of the time that is left, the origin the last.
-    fn step(&mut self, now: Time, io_timeout: Duration) -> Option<(Step, Time)> {
-        let patience = self.patience(io_timeout);
+    /// Whom to ask now, and until when. Each gets its part of the time that is left, the origin the last; less once
+    /// the one that should know has been asked.
+    fn step(&mut self, now: Time, last: Time, io_timeout: Duration) -> Option<(Step, Time)> {
+        let patience = match self.is_offered {
+            true => io_timeout / STAND_IN_PATIENCE,
+            false => retry::stall_limit(io_timeout),
+        };
         loop {
-            let route = self.route?;
-            let step = step(&route)?;
-            let last = self.last_deadline();
-            let part = (last.since(now) / (len(route) + 1)).min(patience);
+            let step = step(&self.route)?;
+            let part = (last.since(now) / (len(self.route) + 1)).min(patience);
             let until = *self.step_until.get_or_insert(now + part);
             if until > now {
                 return Some((step, until.min(last)));
@@ -91,49 +83,63 @@ impl Lookup {
 }
 
 impl<P: Platform> Core<P> {
-    /// Asks the member whose turn it is, if that is another one.
-    pub(super) fn ask_owner(&mut self, now: Time, key: LookupKey) -> Turned {
-        let io_timeout = self.config.io_timeout;
-        let Some(lookup) = self.lookups.get(key) else {
-            return Turned::ToOrigin;
+    /// Who else in the group may tell.
+    pub(super) fn name_route(&self, now: Time, question: &Question) -> Others {
+        let slot = Slot::of_name(question.name());
+        let route = match self.outages.is_known(question.bucket()) {
+            true => self.group.around(now, slot),
+            false => self.group.route(now, slot, false),
         };
-        let slot = Slot::of_name(lookup.question.name());
-        if lookup.route.is_none() {
-            // A peer's question ends here, whoever owns the name by now.
-            let ends_here = lookup.ends_here();
-            let is_silent = self.outages.is_known(lookup.question.bucket());
-            let route = match () {
-                () if ends_here => Route::default(),
-                () if is_silent => self.group.around(now, slot),
-                () => self.group.route(now, slot, false),
-            };
-            if let Some(lookup) = self.lookups.get(key) {
-                lookup.route = Some(route);
-            }
+        Others {
+            route,
+            step_until: None,
+            is_offered: false,
         }
+    }
+
+    /// Asks the members of a route, and the origin after them.
+    pub(super) fn ask_others(
+        &mut self,
+        now: Time,
+        question: Question,
+        askers: VecDeque<Asker>,
+        others: Others,
+    ) {
+        if others.are_over() {
+            self.ask_origin(now, question, askers);
+            return;
+        }
+        let key = self.add_askers(now, question, askers, Some(others));
+        self.set_lookup_timer(key);
+    }
+
+    /// Asks the member whose turn it is, if there is room; the origin when nobody is left.
+    pub(super) fn ask_member(&mut self, now: Time, key: LookupKey) {
+        let io_timeout = self.config.io_timeout;
         loop {
             let Some(lookup) = self.lookups.get(key) else {
-                return Turned::ToOrigin;
+                return;
             };
-            let Some((step, until)) = lookup.step(now, io_timeout) else {
-                return Turned::ToOrigin;
-            };
+            let last = lookup.last_deadline();
             let max_age = now.since(lookup.need());
-            let Some(body) = lookup.question.encode(max_age) else {
-                lookup.ask_nobody();
-                return Turned::ToOrigin;
+            let others = lookup.others.as_mut();
+            let step = others.and_then(|others| others.step(now, last, io_timeout));
+            let body = lookup.question.encode(max_age);
+            let (Some((step, until)), Some(body)) = (step, body) else {
+                return self.leave_to_origin(now, key);
             };
             let is_rest = lookup.question.is_rest();
+            let slot = Slot::of_name(lookup.question.name());
             let to = self.group.core_of(step.peer, slot);
             let Some(to) = to.filter(|to| self.group.answers(now, to.peer)) else {
                 // It has left, or turned out silent, since.
-                if let Some(lookup) = self.lookups.get(key) {
-                    lookup.pass_over();
+                if let Some(others) = &mut lookup.others {
+                    others.pass_over();
                 }
                 continue;
             };
             let Some(lease) = self.question_lease(is_rest) else {
-                return Turned::Waits;
+                return self.wait_for_room(now, key);
             };
             let tag = FetchTag(self.next_id());
             let op = TransportOp::Call {
@@ -145,7 +151,7 @@ impl<P: Platform> Core<P> {
                 deadline: until,
             };
             if self.parts.transport.submit(op).is_err() {
-                return Turned::Waits;
+                return self.wait_for_room(now, key);
             }
             self.tags.insert(tag.0, Tagged::Question(key, to.peer));
             self.group.asks(now, to.peer, until);
@@ -153,8 +159,46 @@ impl<P: Platform> Core<P> {
                 lookup.state = State::AtPeer(tag);
                 lookup.began = now;
             }
+            return self.set_lookup_timer(key);
+        }
+    }
+
+    /// No member is left to ask.
+    fn leave_to_origin(&mut self, now: Time, key: LookupKey) {
+        let Some(Lookup {
+            question,
+            mut askers,
+            others,
+            ..
+        }) = self.take_lookup(key)
+        else {
+            return;
+        };
+        let is_offered = others.is_some_and(|others| others.is_offered);
+        for asker in &mut askers {
+            asker.is_offered |= is_offered;
+        }
+        self.ask_origin(now, question, askers);
+    }
+
+    /// The origin told others what is asked of members here: who may take that is told too.
+    pub(super) fn told_meanwhile(&mut self, question: &Question, told: &Told<Finding>) {
+        let key = self.lookups.at_others.by_question.get(question).copied();
+        let Some((key, lookup)) = key.and_then(|key| Some((key, self.lookups.get(key)?))) else {
+            return;
+        };
+        let (served, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut lookup.askers)
+            .into_iter()
+            .partition(|asker| asker.need <= told.at);
+        lookup.askers = rest;
+        if lookup.askers.is_empty() {
+            self.cancel_lookup(key);
+            self.take_lookup(key);
+        } else {
             self.set_lookup_timer(key);
-            return Turned::Asked;
+        }
+        for asker in served {
+            self.tell(asker, question, told.clone());
         }
     }
 
@@ -166,26 +210,12 @@ impl<P: Platform> Core<P> {
     }
 
     /// There is no room to ask a peer: the same one is asked a moment later.
-    pub(super) fn wait_for_room(&mut self, now: Time, key: LookupKey) {
+    fn wait_for_room(&mut self, now: Time, key: LookupKey) {
         if let Some(lookup) = self.lookups.get(key) {
             lookup.state = State::BackingOff;
             lookup.step_at = now + ROOM_PAUSE;
         }
         self.set_lookup_timer(key);
-    }
-
-    /// A peer's question has joined: what would be asked of another member is asked of the origin. Else two
-    /// members whose views differ could wait for each other.
-    pub(super) fn end_here(&mut self, key: LookupKey) {
-        let Some(lookup) = self.lookups.get(key) else {
-            return;
-        };
-        lookup.ask_nobody();
-        if let State::AtPeer(tag) = lookup.state {
-            lookup.state = State::Ready;
-            self.lookups.ready.push_back(key);
-            self.parts.transport.cancel(tag);
-        }
     }
 
     /// The owner of a name answered, or did not.
@@ -215,16 +245,16 @@ impl<P: Platform> Core<P> {
         let told = match outcome {
             Ok((FetchStatus::Bytes, bytes)) => match told(bytes, lookup.began) {
                 Some(told) => told,
-                None => return self.ask_again(key, Lookup::ask_nobody),
+                None => return self.leave_to_origin(now, key),
             },
             Ok((FetchStatus::Failed(PeerFailure::Invalid), _)) => {
-                return self.ask_again(key, Lookup::ask_nobody);
+                return self.leave_to_origin(now, key);
             }
             Ok((FetchStatus::Busy, _)) => {
                 let kind = OriginErrorKind::Timeout;
                 return self.owner_failed(now, key, OriginError::new(kind, "the owner is busy"));
             }
-            _ => return self.ask_again(key, Lookup::pass_over),
+            _ => return self.ask_again(key, Others::pass_over),
         };
         let question = lookup.question.clone();
         let is_too_old = lookup.askers.iter().all(|asker| asker.need > told.at);
@@ -234,23 +264,23 @@ impl<P: Platform> Core<P> {
             Err(error) => match error.kind {
                 // It does not reach the origin. Another one may.
                 OriginErrorKind::Unavailable | OriginErrorKind::Timeout => {
-                    self.ask_again(key, Lookup::offered);
+                    self.ask_again(key, Others::offered);
                 }
                 kind if kind.is_transient() => self.owner_failed(now, key, error.clone()),
-                OriginErrorKind::NotFound if is_too_old => self.ask_again(key, Lookup::offered),
+                OriginErrorKind::NotFound if is_too_old => self.ask_again(key, Others::offered),
                 _ => self.settle(key, told),
             },
-            Ok(_) if is_too_old => self.ask_again(key, Lookup::offered),
+            Ok(_) if is_too_old => self.ask_again(key, Others::offered),
             Ok(_) => self.settle(key, told),
         }
     }
 
-    fn ask_again(&mut self, key: LookupKey, change: impl FnOnce(&mut Lookup)) {
-        if let Some(lookup) = self.lookups.get(key) {
-            change(lookup);
-            lookup.state = State::Ready;
-            self.lookups.ready.push_back(key);
+    fn ask_again(&mut self, key: LookupKey, change: impl FnOnce(&mut Others)) {
+        let lookup = self.lookups.get(key);
+        if let Some(others) = lookup.and_then(|lookup| lookup.others.as_mut()) {
+            change(others);
         }
+        self.lookups.make_ready(key);
         self.set_lookup_timer(key);
     }
 
@@ -262,12 +292,14 @@ impl<P: Platform> Core<P> {
         };
         if error.kind == OriginErrorKind::Cancelled {
             // It is stopping.
-            return self.ask_again(key, Lookup::pass_over);
+            return self.ask_again(key, Others::pass_over);
         }
         lookup.attempt += 1;
         let last = lookup.last_deadline();
-        if error.kind == OriginErrorKind::Throttled {
-            lookup.step_until = Some(last);
+        if error.kind == OriginErrorKind::Throttled
+            && let Some(others) = &mut lookup.others
+        {
+            others.step_until = Some(last);
         }
         let until = now + retry::backoff(lookup.attempt, &mut self.parts.rng);
         if until >= last {

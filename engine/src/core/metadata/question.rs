@@ -193,6 +193,8 @@ pub(super) struct Asker {
     pub takes_old: bool,
     /// It has an answer of its own for that time.
     pub knows_last: bool,
+    /// A member that should know was asked, and does not reach the origin: what it knew will do before long.
+    pub is_offered: bool,
     pub who: Who,
 }
 
@@ -204,6 +206,7 @@ impl Asker {
             need: before(now, accept.max_age),
             takes_old: !accept.max_age.is_zero(),
             knows_last: accept.knows_last,
+            is_offered: false,
             who,
         }
     }
@@ -223,6 +226,15 @@ impl Asker {
 
     pub fn is_peer(&self) -> bool {
         matches!(self.who, Who::Peer(..))
+    }
+
+    /// Whether it asks on this node, and so of other members too.
+    pub fn is_here(&self) -> bool {
+        matches!(self.who, Who::Head(_) | Who::List(_))
+    }
+
+    pub fn is_nobody(&self) -> bool {
+        matches!(self.who, Who::Nobody)
     }
 
     /// How long an answer may be.

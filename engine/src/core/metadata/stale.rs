@@ -8,12 +8,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::super::retry;
-use super::question::{Asker, Who};
+use super::question::Asker;
 use super::{Core, Finding, Lookup, LookupKey, Question, State};
 use crate::client::Told;
 use crate::errors::{OriginError, OriginErrorKind};
 use crate::identity::Bucket;
-use crate::ports::{Origin, Platform, Time, Transport};
+use crate::ports::{Platform, Time};
 
 impl<P: Platform> Core<P> {
     /// The last that is known of what is asked, if it may be told.
@@ -25,6 +25,11 @@ impl<P: Platform> Core<P> {
     /// Answers those who can be answered though the origin says nothing: with the last that is known, or with the
     /// error where the asker knows what to do then. Nobody is left: the lookup ends.
     pub(super) fn resort(&mut self, now: Time, key: LookupKey) {
+        self.resort_for(now, key, |_| true);
+    }
+
+    /// The same for some of those who ask.
+    pub(super) fn resort_for(&mut self, now: Time, key: LookupKey, who: impl Fn(&Asker) -> bool) {
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
@@ -33,17 +38,20 @@ impl<P: Platform> Core<P> {
         let Some(lookup) = self.lookups.get(key) else {
             return;
         };
-        let told = |asker: &Asker| (asker.takes_old && last.is_some()) || asker.knows_better();
+        let is_told = |asker: &Asker| {
+            let can_be = (asker.takes_old && last.is_some()) || asker.knows_better();
+            can_be && who(asker)
+        };
         let (answered, rest): (VecDeque<_>, VecDeque<_>) = std::mem::take(&mut lookup.askers)
             .into_iter()
-            .partition(told);
+            .partition(is_told);
         lookup.askers = rest;
         let is_forsaken = lookup.askers.is_empty();
         for asker in answered {
             self.tell_last(now, asker, &question, last.clone());
         }
         match is_forsaken {
-            true => self.forsake(key),
+            true => self.forsake(now, key),
             false => self.set_lookup_timer(key),
         }
     }
@@ -74,83 +82,62 @@ impl<P: Platform> Core<P> {
     }
 
     /// Nobody waits for it any more.
-    fn forsake(&mut self, key: LookupKey) {
-        let Some(lookup) = self.lookups.get(key) else {
+    pub(super) fn forsake(&mut self, now: Time, key: LookupKey) {
+        self.cancel_lookup(key);
+        let Some(lookup) = self.take_lookup(key) else {
             return;
         };
-        let question = lookup.question.clone();
-        match lookup.state {
-            State::Running { tag, .. } => self.parts.origin.cancel(tag),
-            State::AtPeer(tag) => self.parts.transport.cancel(tag),
-            State::Ready | State::BackingOff => {}
+        if let State::Running {
+            cancelled: false, ..
+        } = lookup.state
+        {
+            self.origin_was_left(now, lookup.began, &lookup.question);
         }
-        let result = Err(silence(&question));
-        self.end_lookup(
-            key,
-            Told {
-                result,
-                at: self.now,
-            },
-        );
     }
 
     /// It is known from now on that an origin does not answer: what waits for it is asked of others that may reach it,
-    /// and of the origin after them; what members ask ends.
+    /// and of the origin after them; members that ask are told.
     pub(in crate::core) fn look_around(&mut self, now: Time, bucket: &Arc<Bucket>) {
-        let waits = |lookup: &Lookup| {
-            let at_origin = matches!(lookup.state, State::Running { .. } | State::BackingOff);
-            at_origin && lookup.question.bucket() == bucket
-        };
-        let all = self.lookups.all.iter();
-        let keys: Vec<LookupKey> = all
-            .filter(|(_, lookup)| waits(lookup))
-            .map(|(slot, lookup)| LookupKey {
-                slot,
-                id: lookup.id,
-            })
-            .collect();
-        for key in keys {
+        let waits = |lookup: &Lookup| lookup.others.is_none() && lookup.question.bucket() == bucket;
+        for key in self.lookups.keys(waits) {
             let Some(lookup) = self.lookups.get(key) else {
                 continue;
             };
-            if lookup.ends_here() {
-                self.resort(now, key);
-                continue;
+            let question = lookup.question.clone();
+            let others = self.name_route(now, &question);
+            let mut here = VecDeque::new();
+            if let Some(lookup) = self.lookups.get(key)
+                && !others.are_over()
+            {
+                let askers = std::mem::take(&mut lookup.askers).into_iter();
+                (here, lookup.askers) = askers.partition(Asker::is_here);
             }
-            lookup.route = None;
-            lookup.step_until = None;
-            match &mut lookup.state {
-                State::Running { tag, cancelled } => {
-                    if !std::mem::replace(cancelled, true) {
-                        let tag = *tag;
-                        self.parts.origin.cancel(tag);
-                    }
-                }
-                state => {
-                    *state = State::Ready;
-                    lookup.step_at = Time::NEVER;
-                    self.lookups.ready.push_back(key);
-                }
+            self.resort(now, key);
+            if !here.is_empty() {
+                self.ask_others(now, question, here, others);
             }
-            self.set_lookup_timer(key);
         }
     }
 
-    /// Asks the origin something, to see whether it answers.
+    /// Asks the origin something, to see whether it answers: one question at a time.
     pub(in crate::core) fn probe(&mut self, now: Time, question: Question) {
-        if self.lookups.by_question.contains_key(&question) {
+        let bucket = question.bucket().clone();
+        let last = self.outages.probe(&bucket);
+        let last = last.and_then(|key| self.lookups.get(key));
+        if self.shutting_down || last.is_some_and(|lookup| lookup.is_probe()) {
             return;
         }
         let deadline = now + retry::stall_limit(self.config.io_timeout);
-        self.ask(now, question, Asker::nobody(now, deadline));
+        let nobody = VecDeque::from([Asker::nobody(now, deadline)]);
+        let key = self.ask_origin(now, question, nobody);
+        self.outages.probes_with(&bucket, key);
     }
 }
 
 impl Lookup {
-    /// Whether it is asked of the origin and of nobody else: a peer's question, and a probe.
-    pub(super) fn ends_here(&self) -> bool {
-        let ends = |asker: &Asker| matches!(asker.who, Who::Peer(..) | Who::Nobody);
-        self.askers.iter().any(ends)
+    /// Whether the origin is tried with it.
+    pub(super) fn is_probe(&self) -> bool {
+        self.askers.iter().any(Asker::is_nobody)
     }
 }
 

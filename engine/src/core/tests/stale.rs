@@ -51,14 +51,27 @@ impl Bench {
         assert_eq!(heads.lock().len(), 1);
     }
 
+    /// The owner of `key` said what it is.
+    fn knows_of(&mut self, key: &str, meta: ObjectMeta) {
+        let heads = self.head(key);
+        let question = self.question();
+        self.say(question, &head_answer(Ok(meta), 0));
+        assert_eq!(heads.lock().len(), 1);
+    }
+
     /// Asks in vain for something, until it is known that the origin does not answer.
     pub(super) fn outage(&mut self) {
-        self.pass(600 * SECOND);
         let mut keys = (0..).map(|n| format!("asked in vain {n}"));
         let is_mine = |key: &String| self.core.group.owns(Slot::of_name(key));
         let key = keys.find(is_mine).expect("one of them");
+        self.outage_at(&key);
+    }
+
+    /// Asks in vain for a key that this node owns, until it is known that the origin does not answer.
+    fn outage_at(&mut self, key: &str) {
+        self.pass(600 * SECOND);
         let bucket = self.object.bucket.clone();
-        let heads = self.head_within(&key, Duration::ZERO);
+        let heads = self.head_within(key, Duration::ZERO);
         let is_known = move |bench: &mut Bench| bench.core.outages.is_known(&bucket);
         self.fail_until_told(is_known, 10 * SECOND);
         assert_eq!(self.core.stats().outages, 1);
@@ -333,4 +346,142 @@ fn an_owner_that_is_cut_off_asks_those_that_stand_for_it() {
         bench.say(question, &head_answer(Err(OriginErrorKind::Unavailable), 0));
     }
     assert_eq!(results(&heads), [Ok(version(&key, 2))]);
+}
+
+#[test]
+fn a_members_question_does_not_end_what_is_asked_of_others_meanwhile() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    // This node, cut off, asks for its own name; and it asks for the name of another, S3 being silent for all it knows.
+    let own = bench.key_of(&view, ME);
+    let (_, far) = foreign_key(&view);
+    for (key, is_cut_off) in [(far, false), (own, true)] {
+        if is_cut_off {
+            bench.outage();
+        }
+        let heads = bench.head(&key);
+        let question = bench.question();
+        bench.call(2, &bench.head_call(&key, 1_000), 65_536);
+        if is_cut_off {
+            let CallAnswer::Head { result, .. } = bench.call_told() else {
+                panic!("another answer")
+            };
+            assert!(matches!(result, Err((OriginErrorKind::Unavailable, _))));
+        }
+        bench.say(question, &head_answer(Ok(version(&key, 2)), 0));
+        assert_eq!(results(&heads), [Ok(version(&key, 2))]);
+        if !is_cut_off {
+            bench.answer_head(Ok(version(&key, 3)));
+            let told = head_answer(Ok(version(&key, 3)), 0);
+            assert_eq!(bench.call_told(), told);
+        }
+    }
+}
+
+#[test]
+fn who_waits_for_the_origin_with_a_member_asks_others_when_it_is_found_silent() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let key = bench.key_of(&view, ME);
+    let heads = bench.head(&key);
+    bench.call(2, &bench.head_call(&key, 1_000), 65_536);
+    let is_told = |bench: &mut Bench| !bench.transport.0.borrow().ops.is_empty();
+    bench.fail_until_told(is_told, 5 * SECOND);
+    let is_call = |op: &TransportOp| matches!(op, TransportOp::Call { .. });
+    let mut ops = bench.transport.0.borrow_mut();
+    ops.ops.make_contiguous().sort_by_key(is_call);
+    drop(ops);
+    let CallAnswer::Head { result, .. } = bench.call_told() else {
+        panic!("another answer")
+    };
+    assert!(matches!(result, Err((OriginErrorKind::Unavailable, _))));
+    let question = bench.question();
+    assert!(OTHERS.contains(&question.to));
+    bench.say(question, &head_answer(Ok(version(&key, 2)), 0));
+    assert_eq!(results(&heads), [Ok(version(&key, 2))]);
+}
+
+#[test]
+fn who_asks_for_what_the_origin_is_tried_with_asks_others_all_the_same() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let key = bench.key_of(&view, ME);
+    bench.knows(&key, Ok(version(&key, 1)));
+    bench.outage_at(&key);
+    // Whoever asked then is gone; the origin has begun to swallow what it is asked.
+    bench.fail_until_told(|_| false, TIMEOUT);
+    bench.fail_all();
+    bench.transport.0.borrow_mut().ops.clear();
+    while bench.origin.0.borrow().ops.is_empty() {
+        bench.pass(10 * MS);
+    }
+    for (age, size_bytes) in [(SECOND, 2), (Duration::ZERO, 3)] {
+        let heads = bench.head_within(&key, age);
+        let question = bench.question();
+        assert!(OTHERS.contains(&question.to));
+        bench.say(question, &head_answer(Ok(version(&key, size_bytes)), 0));
+        assert_eq!(results(&heads), [Ok(version(&key, size_bytes))]);
+        bench.pass(MS);
+    }
+    // It is the probe's, and nobody else's.
+    let script = bench.origin.0.borrow();
+    assert_eq!(script.ops.len(), 1);
+    assert!(
+        matches!(&script.ops[0], OriginOp::Head(head) if !script.cancelled.contains(&head.tag))
+    );
+}
+
+/// Asks for a key of others, all of whom say that the origin does not answer them.
+fn asked_in_vain(bench: &mut Bench) -> (String, Heads) {
+    let (ranks, key) = foreign_key(&everyone());
+    let heads = bench.head(&key);
+    for _ in ranks {
+        let question = bench.question();
+        bench.say(question, &head_answer(Err(OriginErrorKind::Unavailable), 0));
+    }
+    (key, heads)
+}
+
+#[test]
+fn what_the_origin_takes_long_for_is_waited_for_though_the_owner_is_cut_off() {
+    let mut bench = Bench::grouped(everyone());
+    bench.pass(600 * SECOND);
+    let (key, heads) = asked_in_vain(&mut bench);
+    for _ in 0..9 {
+        bench.pass(SECOND);
+        bench.fail_canceled();
+    }
+    bench.answer_head(Ok(version(&key, 1)));
+    assert_eq!(results(&heads), [Ok(version(&key, 1))]);
+    let stats = bench.core.stats();
+    assert_eq!((stats.heads, stats.outages), (1, 0));
+}
+
+#[test]
+fn whoever_knows_something_does_not_wait_for_a_slow_origin_and_a_probe_tells_whether_it_is_silent()
+{
+    for is_slow in [true, false] {
+        let mut bench = Bench::grouped(everyone());
+        let (_, key) = foreign_key(&everyone());
+        bench.knows_of(&key, version(&key, 1));
+        bench.pass(600 * SECOND);
+        let (_, heads) = asked_in_vain(&mut bench);
+        bench.pass(2 * SECOND);
+        assert_eq!(results(&heads), [Ok(version(&key, 1))]);
+        bench.fail_canceled();
+        // One request has not been answered: that is no outage yet.
+        assert_eq!(bench.core.stats().outages, 0);
+        bench.pass(SECOND);
+        let asked: Vec<OriginTag> = bench.origin.0.borrow().cancelled.clone();
+        assert_eq!(asked.len(), 1);
+        if is_slow {
+            bench.answer_head(Ok(version(&key, 2)));
+        }
+        bench.pass(SECOND);
+        let outages = u64::from(!is_slow);
+        assert_eq!(bench.core.stats().outages, outages);
+        bench.pass(TIMEOUT);
+        bench.fail_canceled();
+        assert_eq!(bench.core.stats().outages, outages);
+    }
 }
