@@ -77,8 +77,12 @@ pub(super) struct Outages {
 impl Outages {
     fn health(&mut self, bucket: &Arc<Bucket>) -> &mut Health {
         if !self.origins.contains_key(bucket) {
-            if self.origins.len() >= BUCKETS_MAX {
-                self.origins.pop_first();
+            let all = self.origins.iter();
+            let least = all.min_by_key(|(_, health)| health.rank());
+            if self.origins.len() >= BUCKETS_MAX
+                && let Some(least) = least.map(|(bucket, _)| bucket.clone())
+            {
+                self.origins.remove(&least);
             }
             self.origins.insert(bucket.clone(), Health::default());
         }
@@ -159,6 +163,15 @@ impl Outages {
 }
 
 impl Health {
+    /// Who is the least is forgotten first: what is known not to answer last, else what was heard of the longest ago.
+    fn rank(&self) -> (bool, Time) {
+        let last = self
+            .failing
+            .as_ref()
+            .map_or(Time(0), |failing| failing.last);
+        (self.known().is_some(), self.answered_at.max(last))
+    }
+
     fn known(&self) -> Option<&Failing> {
         self.failing.as_ref().filter(|failing| failing.is_known)
     }
@@ -281,6 +294,20 @@ mod tests {
         for n in 0..3 * BUCKETS_MAX {
             outages.answered(ms(1), question(&n.to_string()).bucket());
         }
+        assert_eq!(outages.origins.len(), BUCKETS_MAX);
+    }
+
+    #[test]
+    fn an_outage_is_not_forgotten_for_origins_that_answer_nor_the_beginning_of_one() {
+        let (mut outages, asked, begun) = (Outages::default(), question("a"), question("b"));
+        assert!(outages.failed(ms(2_000), ms(0), OUTAGE_AFTER, &asked));
+        for n in 0..3 * BUCKETS_MAX as u64 {
+            let other = question(&format!("c{n}"));
+            outages.answered(ms(2_000 + n), other.bucket());
+            let is_found = outages.failed(ms(2_001 + n * 20), ms(2_000), OUTAGE_AFTER, &begun);
+            assert_eq!(is_found, n == 100, "{n}");
+        }
+        assert!(outages.is_known(asked.bucket()) && outages.is_known(begun.bucket()));
         assert_eq!(outages.origins.len(), BUCKETS_MAX);
     }
 }

@@ -273,11 +273,7 @@ impl<P: Platform> Core<P> {
             }
         };
         let slot = Slot::of_stripe(ask.object.id, run.start * SUB_BLOCK_BYTES as u64);
-        let now = self.now;
-        let route = match self.outages.is_known(&ask.object.bucket) {
-            true => self.group.around(now, slot),
-            false => self.group.route(now, slot, forwarded),
-        };
+        let route = self.bytes_route(ask.object, slot, forwarded);
         let from_peer = route.step().is_some();
         match from_peer {
             true => self.add_pulls(ask, run, route),
@@ -287,6 +283,19 @@ impl<P: Platform> Core<P> {
             joined: false,
             from_peer,
             from_origin: !from_peer,
+        }
+    }
+
+    /// Whom to ask for missing bytes of an object.
+    pub(super) fn bytes_route(
+        &self,
+        object: &ObjectVersion,
+        slot: Slot,
+        forwarded: bool,
+    ) -> group::Route {
+        match self.outages.is_known(&object.bucket) {
+            true => self.group.around(self.now, slot),
+            false => self.group.route(self.now, slot, forwarded),
         }
     }
 

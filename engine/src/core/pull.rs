@@ -184,7 +184,8 @@ impl<P: Platform> Core<P> {
             return false;
         };
         let (slot, forwarded) = (pull.placement_slot(), pull.forwarded);
-        let route = self.group.route(self.now, slot, forwarded);
+        let object = pull.object.clone();
+        let route = self.bytes_route(&object, slot, forwarded);
         if let Some(pull) = self.pulls.get(key) {
             (pull.route, pull.view, pull.redirected) = (route, view, false);
         }

@@ -66,6 +66,33 @@ fn readers_of_an_owner_that_is_cut_off_get_their_bytes_from_those_that_stand_for
 }
 
 #[test]
+fn what_a_busy_member_is_asked_is_asked_of_others_in_a_new_view_too() {
+    let (mut bench, view) = Bench::cut_off();
+    let [a, b, c] = OTHERS.map(|other| (other, 1));
+    let larger = placement(&[(ME, 1), a, b, c, (PeerId(5), 1)]);
+    let mine = |at: &u64| {
+        let slot = crate::identity::Slot::of_stripe(bench.object.id, *at);
+        [&view, &larger].map(|view| view.owner(slot).unwrap().id) == [ME, ME]
+    };
+    let mut stripes = (0..64).map(|n| n * crate::limits::STRIPE_BYTES as u64);
+    let at = stripes.find(mine).expect("one of 64");
+    let outcome = bench.read(at, MIB, 0);
+    bench.turn();
+    let asked = bench.asked();
+    bench.refuse(asked, Ok(FetchStatus::Busy));
+    bench.view(larger);
+    for _ in 0..100 {
+        if bench.transport.0.borrow().ops.is_empty() {
+            bench.pass(10 * MS);
+        }
+    }
+    let asked = bench.asked();
+    assert!(asked.request.forwarded);
+    bench.give(asked, false);
+    expect_bytes(&outcome, at, MIB);
+}
+
+#[test]
 fn what_waits_for_the_origin_when_it_is_found_silent_is_asked_of_others() {
     let view = everyone();
     let mut bench = Bench::grouped(view.clone());
