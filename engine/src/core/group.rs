@@ -110,6 +110,16 @@ impl Route {
         }
     }
 
+    /// Those whom `asked` does not name.
+    pub fn without(&self, asked: &Self) -> Self {
+        let mut route = Self::default();
+        let steps = self.steps.iter().flatten();
+        for step in steps.filter(|step| !asked.names(step.peer)) {
+            route.push(step.peer, step.how);
+        }
+        route
+    }
+
     /// Nobody but the origin is left.
     pub fn end(&mut self) {
         self.at = self.len;
@@ -125,6 +135,8 @@ struct Silent {
     /// It said no, or could not be reached: heard from again, it is back. One that let a request run into its
     /// deadline may be heard all the while and hear nothing.
     refused: bool,
+    /// Someone finds out whether it still is.
+    is_probed: bool,
 }
 
 /// What this core knows of its group.
@@ -292,6 +304,16 @@ impl Group {
             && silent.until <= now
         {
             silent.until = until;
+            silent.is_probed = true;
+        }
+    }
+
+    /// What went to a peer was given up: it found nothing out, and the next one may.
+    pub fn given_up(&mut self, now: Time, peer: PeerId) {
+        if let Some(silent) = self.silent.get_mut(&peer)
+            && std::mem::take(&mut silent.is_probed)
+        {
+            silent.until = now;
         }
     }
 
@@ -301,8 +323,10 @@ impl Group {
             failures: 0,
             until: now,
             refused: in_time,
+            is_probed: false,
         });
         silent.refused = in_time;
+        silent.is_probed = false;
         // Requests that were under way together fail together: that counts once.
         let pause = match in_time {
             true => retry::backoff(silent.failures + 1, rng).max(SILENCE_MIN),

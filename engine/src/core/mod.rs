@@ -502,6 +502,7 @@ impl<P: Platform> Core<P> {
                 .reserve(Share::Serve, self.parts.arena.capacity_bytes() / 8);
             self.group.adopt(placement);
             self.reroute_pulls();
+            self.reroute_lookups();
         }
     }
 

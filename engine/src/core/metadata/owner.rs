@@ -28,6 +28,8 @@ pub(super) struct Others {
     step_until: Option<Time>,
     /// A member that should know was asked, and does not reach the origin: nobody is waited for long after it.
     is_offered: bool,
+    /// The origin was known to be silent when the route was made.
+    is_around: bool,
 }
 
 /// Whom to ask now: earlier owners know nothing of names.
@@ -86,7 +88,8 @@ impl<P: Platform> Core<P> {
     /// Who else in the group may tell.
     pub(super) fn name_route(&self, now: Time, question: &Question) -> Others {
         let slot = Slot::of_name(question.name());
-        let route = match self.outages.is_known(question.bucket()) {
+        let is_around = self.outages.is_known(question.bucket());
+        let route = match is_around {
             true => self.group.around(now, slot),
             false => self.group.route(now, slot, false),
         };
@@ -94,6 +97,7 @@ impl<P: Platform> Core<P> {
             route,
             step_until: None,
             is_offered: false,
+            is_around,
         }
     }
 
@@ -124,6 +128,12 @@ impl<P: Platform> Core<P> {
             let max_age = now.since(lookup.need());
             let others = lookup.others.as_mut();
             let step = others.and_then(|others| others.step(now, last, io_timeout));
+            if step.is_none() && self.widen_route(now, key) {
+                continue;
+            }
+            let Some(lookup) = self.lookups.get(key) else {
+                return;
+            };
             let body = lookup.question.encode(max_age);
             let (Some((step, until)), Some(body)) = (step, body) else {
                 return self.leave_to_origin(now, key);
@@ -160,6 +170,40 @@ impl<P: Platform> Core<P> {
                 lookup.began = now;
             }
             return self.set_lookup_timer(key);
+        }
+    }
+
+    /// The origin was found silent since the route was made: whoever would be asked then is next. False when that is
+    /// nobody else.
+    fn widen_route(&mut self, now: Time, key: LookupKey) -> bool {
+        let lookup = self.lookups.get(key);
+        let Some(question) = lookup.map(|lookup| lookup.question.clone()) else {
+            return false;
+        };
+        let more = self.name_route(now, &question);
+        let lookup = self.lookups.get(key);
+        let Some(others) = lookup.and_then(|lookup| lookup.others.as_mut()) else {
+            return false;
+        };
+        if others.is_around || !more.is_around {
+            return false;
+        }
+        others.route = more.route.without(&others.route);
+        (others.is_around, others.step_until) = (true, None);
+        !others.are_over()
+    }
+
+    /// The view has changed: those who are no longer members are not waited for.
+    pub(in crate::core) fn reroute_lookups(&mut self) {
+        let has_left = |lookup: &Lookup| {
+            let step = lookup
+                .others
+                .as_ref()
+                .and_then(|others| step(&others.route));
+            step.is_some_and(|step| !self.group.knows(step.peer))
+        };
+        for key in self.lookups.keys(has_left) {
+            self.cancel_lookup(key);
         }
     }
 
@@ -229,7 +273,7 @@ impl<P: Platform> Core<P> {
         let (peer, tag) = asked;
         match outcome {
             Ok(_) => self.group.answered(peer),
-            Err(TransportError::Cancelled) => {}
+            Err(TransportError::Cancelled) => self.group.given_up(now, peer),
             Err(error) => {
                 self.stats.peer_failures += 1;
                 let in_time = error != TransportError::Timeout;
@@ -303,6 +347,7 @@ impl<P: Platform> Core<P> {
         }
         let until = now + retry::backoff(lookup.attempt, &mut self.parts.rng);
         if until >= last {
+            self.resort(now, key);
             let result = Err(error);
             return self.settle(key, Told { result, at: now });
         }

@@ -50,6 +50,9 @@ impl<P: Platform> Core<P> {
         if self.shutting_down {
             return self.abandon_pull(key, &ReadError::Shutdown);
         }
+        if matches!(result, Err(TransportError::Cancelled)) {
+            self.group.given_up(now, step.peer);
+        }
         match result {
             Ok(status) => {
                 self.group.answered(step.peer);

@@ -151,7 +151,7 @@ impl Bench {
         self.turn();
     }
 
-    fn hang_up(&mut self, question: Question) {
+    pub(super) fn hang_up(&mut self, question: Question) {
         let Question { tag, lease, .. } = question;
         self.end(tag, lease, Err(TransportError::Unreachable), Vec::new());
     }

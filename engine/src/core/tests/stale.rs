@@ -485,3 +485,83 @@ fn whoever_knows_something_does_not_wait_for_a_slow_origin_and_a_probe_tells_whe
         assert_eq!(bench.core.stats().outages, outages);
     }
 }
+
+#[test]
+fn who_learns_of_an_outage_while_the_owner_is_asked_goes_on_to_all_who_may_know() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let ranks = |key: &String| -> Vec<PeerId> {
+        let ranked = view.ranked(Slot::of_name(key));
+        ranked.map(|member| member.id).collect()
+    };
+    // This node is the first to stand in: as long as it reaches the origin itself it asks nobody behind it.
+    let mut keys = (0..1_000).map(|n| format!("dir{n}/"));
+    let key = keys.find(|key| ranks(key)[1] == ME).expect("one of them");
+    let heads = bench.head(&key);
+    let question = bench.question();
+    assert_eq!(question.to, ranks(&key)[0]);
+    let own = bench.key_of(&view, ME);
+    let others = bench.head_within(&own, Duration::ZERO);
+    let bucket = bench.object.bucket.clone();
+    let is_known = move |bench: &mut Bench| bench.core.outages.is_known(&bucket);
+    bench.fail_until_told(is_known, 5 * SECOND);
+    bench.transport.0.borrow_mut().ops.clear();
+    bench.say(question, &head_answer(Err(OriginErrorKind::Unavailable), 0));
+    let question = bench.question();
+    assert_eq!(question.to, ranks(&key)[2]);
+    bench.say(question, &head_answer(Ok(version(&key, 2)), 0));
+    assert_eq!(results(&heads), [Ok(version(&key, 2))]);
+    assert_eq!(results(&others), []);
+}
+
+#[test]
+fn what_is_asked_of_a_member_that_leaves_is_asked_of_the_next() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let (ranks, key) = foreign_key(&view);
+    let heads = bench.head(&key);
+    let left = OTHERS.into_iter().filter(|peer| *peer != ranks[0]);
+    let members: Vec<_> = left.chain([ME]).map(|peer| (peer, 1)).collect();
+    bench.view(super::group::placement(&members));
+    let question = bench.question();
+    assert_eq!(question.to, ranks[1]);
+    bench.say(question, &head_answer(Ok(meta(&key)), 0));
+    assert_eq!(results(&heads), [Ok(meta(&key))]);
+    assert_eq!(bench.core.stats().peer_failures, 0);
+}
+
+#[test]
+fn what_was_known_is_told_when_the_owner_has_no_answer_to_the_end() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let (_, key) = foreign_key(&view);
+    bench.knows_of(&key, version(&key, 1));
+    bench.pass(600 * SECOND);
+    let heads = bench.head(&key);
+    let question = bench.question();
+    bench.pass(TIMEOUT - Duration::from_nanos(500));
+    bench.say(question, &head_answer(Err(OriginErrorKind::Throttled), 0));
+    assert_eq!(results(&heads), [Ok(version(&key, 1))]);
+}
+
+#[test]
+fn a_member_that_was_silent_is_asked_again_when_the_question_that_would_tell_was_given_up() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let (ranks, key) = foreign_key(&view);
+    let _first = bench.head(&key);
+    let question = bench.question();
+    bench.hang_up(question);
+    let question = bench.question();
+    bench.say(question, &head_answer(Ok(meta(&key)), 0));
+    bench.pass(5 * SECOND);
+    // It is asked whether it answers; what it would say is known before it does.
+    let heads = bench.head_within(&key, Duration::ZERO);
+    bench.call(2, &bench.head_call(&key, 0), 65_536);
+    bench.answer_head(Ok(meta(&key)));
+    assert_eq!(results(&heads), [Ok(meta(&key))]);
+    bench.call_told();
+    bench.pass(MS);
+    let _last = bench.head_within(&key, Duration::ZERO);
+    assert_eq!(bench.question().to, ranks[0]);
+}
