@@ -202,8 +202,15 @@ fn overview(jobs: &[JobReport]) -> String {
             state(job.state).to_owned(),
             job.mount_point.clone(),
             format!("{}/{}", job.files_done, job.files),
-            format!("{}/{}", Bytes(job.bytes_done), Bytes(job.bytes)),
-            percent(job.bytes_done, job.bytes),
+            match job.work {
+                // Names alone: no bytes are brought.
+                Some(Work::Metadata) => "-".into(),
+                _ => format!("{}/{}", Bytes(job.bytes_done), Bytes(job.bytes)),
+            },
+            match job.work {
+                Some(Work::Metadata) => percent(job.files_done, job.files),
+                _ => percent(job.bytes_done, job.bytes),
+            },
             took(job),
             job.failed.to_string(),
         ]
@@ -325,6 +332,11 @@ mod tests {
         );
         job.state = JobState::Stopped;
         assert!(summary(&job).contains("8 MiB of 8 MiB gone through in 4 of 4 files"));
-        assert!(overview(&[job]).contains("stopped"));
+        assert!(overview(std::slice::from_ref(&job)).contains("stopped"));
+        // Attributes bring no bytes.
+        job.work = Some(Work::Metadata);
+        job.bytes_done = 0;
+        let text = overview(&[job]);
+        assert!(text.contains("100.0 %") && !text.contains("MiB"), "{text}");
     }
 }

@@ -201,6 +201,12 @@ impl Group {
         self.owner(slot).is_none_or(|owner| owner == self.me)
     }
 
+    /// Whether a slot is another's who does not answer: what is read for it is read in its stead.
+    pub fn is_passed_over(&self, now: Time, slot: Slot) -> bool {
+        let owner = self.owner(slot).filter(|owner| *owner != self.me);
+        owner.is_some_and(|owner| !self.answers(now, owner))
+    }
+
     /// Whether this node stands for a slot: owns it, or is asked when its owner does not answer.
     pub fn stands_for(&self, slot: Slot) -> bool {
         let Some(placement) = &self.current else {

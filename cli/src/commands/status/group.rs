@@ -146,7 +146,11 @@ fn link(link: &LinkReport) -> Vec<String> {
         link.state.clone(),
         Bytes(link.sent_bytes).to_string(),
         Bytes(link.received_bytes).to_string(),
-        link.last_error.clone().unwrap_or_default(),
+        match (link.state.as_str(), &link.last_error) {
+            // What ended it once says nothing of one that is up; the JSON has it.
+            ("up", _) | (_, None) => String::new(),
+            (_, Some(error)) => error.clone(),
+        },
     ]
 }
 
@@ -197,5 +201,7 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }
+        group.links[0].state = "up".into();
+        assert!(!tables(&group).contains("connection refused"));
     }
 }

@@ -7,6 +7,7 @@ use super::super::Core;
 use super::super::index::{Promise, mask};
 use super::super::plan::{Ask, next_piece, place};
 use super::{Fill, FillKey, Part, State};
+use crate::identity::Slot;
 use crate::limits::{CHUNK_BYTES, FILLS_PER_CORE_MAX, SUB_BLOCK_BYTES, SUB_BLOCKS_PER_BLOCK};
 use crate::ports::{Class, Platform};
 use crate::stats::Reason;
@@ -33,6 +34,10 @@ impl<P: Platform> Core<P> {
     pub(in crate::core) fn add_fills(&mut self, ask: &Ask<'_>, run: Range<u64>) {
         // Then others were asked before.
         let is_last_resort = self.outages.is_known(&ask.object.bucket);
+        let slot = Slot::of_stripe(ask.object.id, run.start * SUB_BLOCK_BYTES as u64);
+        // The owner may have it, or may have had it when it went.
+        let instead = self.group.is_passed_over(self.now, slot);
+        let lost = ask.lost.or(instead.then_some(Reason::RingMoved));
         let mut sub = run.start;
         while sub < run.end {
             // What nobody waits for must not stand before what somebody does.
@@ -49,7 +54,7 @@ impl<P: Platform> Core<P> {
             let mut parts = VecDeque::new();
             let mut bytes = 0;
             while sub < run.end && (bytes == 0 || bytes + CHUNK_BYTES <= self.get_bytes_max) {
-                let part = self.promise_part(ask, sub..run.end, class, key);
+                let part = self.promise_part(ask, lost, sub..run.end, class, key);
                 sub += part.subs as u64;
                 bytes += part.len_bytes;
                 parts.push_back(part);
@@ -74,6 +79,7 @@ impl<P: Platform> Core<P> {
     fn promise_part(
         &mut self,
         ask: &Ask<'_>,
+        lost: Option<Reason>,
         missing: Range<u64>,
         class: Class,
         fill: FillKey,
@@ -89,7 +95,7 @@ impl<P: Platform> Core<P> {
         let block = self.index.find_or_insert(id);
         let entry = self.index.block(block);
         let (spoiled, evicted) = (entry.spoiled & brings != 0, entry.was_evicted);
-        let reason = match ask.lost {
+        let reason = match lost {
             Some(reason) => reason,
             None if spoiled => Reason::Checksum,
             None if self.was_evicted(ask.object, id, evicted) => Reason::Evicted,

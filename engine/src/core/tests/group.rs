@@ -535,6 +535,18 @@ fn a_stand_in_asks_the_owner_before_the_origin() {
     assert_eq!(bench.gets(), [(at, 64 << 10)]);
     bench.serve();
     assert_eq!(bench.told().1, FetchStatus::Bytes);
+    // From now on the owner is passed over: what is read in its stead is booked so, also what nobody waits for yet.
+    let request = PeerFetch {
+        forwarded: true,
+        ..bench.request(at + MIB, 64 << 10)
+    };
+    bench.ask(2, request);
+    bench.nobody_asked();
+    assert_eq!(bench.gets(), [(at + MIB, 64 << 10)]);
+    bench.serve();
+    assert_eq!(bench.told().1, FetchStatus::Bytes);
+    let moved = bench.core.stats().ledger.bytes(Reason::RingMoved);
+    assert_eq!(moved, 2 * (64 << 10));
 }
 
 #[test]
