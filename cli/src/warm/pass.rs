@@ -198,6 +198,6 @@ impl File {
 
 fn not_kept(cached_bytes: u64, bytes: u64) -> String {
     format!(
-        "not kept: {cached_bytes} of {bytes} bytes are cached; the cache has no room for it, or it changed meanwhile"
+        "not kept: {cached_bytes} of {bytes} bytes are cached; the cache has no room for it (`forebay evict` what is no longer needed), its member left or died, or it changed meanwhile"
     )
 }

@@ -294,6 +294,7 @@ impl<P: Platform> Core<P> {
         };
         debug_assert_eq!(lease.len(), part.len_bytes, "leases come back in order");
         fill.attempt = 0;
+        let class = fill.class;
         let block_bytes = fill
             .object
             .block_len_bytes((part.offset / BLOCK_BYTES as u64) as u32);
@@ -310,7 +311,7 @@ impl<P: Platform> Core<P> {
         );
         let piece = Piece::new(seed, part.first_sub, frozen, self.turns);
         let kept = match self.keeps_from_origin(Slot::of_stripe(id.object, id.offset())) {
-            true => self.to_keep(id, &piece),
+            true => self.to_keep(id, &piece, class),
             false => None,
         };
         self.index

@@ -8,15 +8,16 @@ use crate::identity::{BlockId, Slot};
 use crate::limits::{
     CHUNK_BYTES, DISK_HELD_SHARE, DISK_WRITE_SHARE, PAGE_BYTES, PAGES_PER_SUB_BLOCK,
 };
-use crate::ports::{Platform, Time};
+use crate::ports::{Class, Platform, Time};
 
 impl Piece {
-    fn fill(&self, block: BlockId) -> Fill {
+    fn fill(&self, block: BlockId, wanted: bool) -> Fill {
         Fill {
             block,
             first_page: self.first_page,
             bytes: self.bytes.clone(),
             checksums: self.checksums.clone(),
+            wanted,
         }
     }
 }
@@ -40,8 +41,9 @@ impl<P: Platform> Core<P> {
     }
 
     /// What the disk tier is to be given of a piece that has just arrived.
-    pub(super) fn to_keep(&self, block: BlockId, piece: &Piece) -> Option<Fill> {
-        (self.parts.disk.is_present() && !self.shutting_down).then(|| piece.fill(block))
+    pub(super) fn to_keep(&self, block: BlockId, piece: &Piece, class: Class) -> Option<Fill> {
+        let wanted = class == Class::WarmUp;
+        (self.parts.disk.is_present() && !self.shutting_down).then(|| piece.fill(block, wanted))
     }
 
     /// Hands a part that came from the origin to the disk tier, after its readers were answered.
@@ -63,7 +65,9 @@ impl<P: Platform> Core<P> {
         let right = block
             .pieces()
             .filter(|piece| piece.verify(block.seed, 0, piece.bytes.len()));
-        let fills: Vec<Fill> = right.map(|piece| piece.fill(block.id)).collect();
+        let fills: Vec<Fill> = right
+            .map(|piece| piece.fill(block.id, part.wanted))
+            .collect();
         for fill in fills {
             self.hand_over(now, fill);
         }
@@ -71,7 +75,7 @@ impl<P: Platform> Core<P> {
 
     /// Offers to the disk tier once more what it had no room for, of these sub-blocks of a block. Costs next to nothing
     /// while there still is none.
-    pub(super) fn keep_again(&mut self, now: Time, id: BlockId, subs: Mask) {
+    pub(super) fn keep_again(&mut self, now: Time, id: BlockId, subs: Mask, wanted: bool) {
         let Some(key) = self.index.find(id) else {
             return;
         };
@@ -87,7 +91,7 @@ impl<P: Platform> Core<P> {
                 break;
             }
             if piece.verify(block.seed, 0, piece.bytes.len()) {
-                fills.push(piece.fill(id));
+                fills.push(piece.fill(id, wanted));
             }
         }
         for fill in fills {

@@ -201,7 +201,7 @@ impl<P: Platform> Core<P> {
         let missing = lacking & !self.present_of(block);
         if missing == 0 {
             // On its way to disk, or the disk had no room for it: it is offered again.
-            self.keep_again(now, block, lacking);
+            self.keep_again(now, block, lacking, false);
         }
         let pending = lacking & !self.saving_of(block);
         let pending_bytes = bytes_of(pending, block_bytes);

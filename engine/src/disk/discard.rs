@@ -23,6 +23,10 @@ use crate::ports::{BlockDevice, DeviceError, DeviceOp, Time};
 const SPARSE_MAIN_PERCENT: u64 = 50;
 /// The same for a small region. Less, since what is kept gets into the main queue without having been read again.
 const SPARSE_SMALL_PERCENT: u64 = 25;
+/// Where more than one part in this many of all pages died where they lie (evicted by name, replaced, merged), what lives
+/// between them is gathered instead of evicted, from regions of which fewer than so many per cent live.
+const DEAD_SHARE: u64 = 32;
+const GATHER_PERCENT: u64 = 90;
 
 /// After a header could not be made void no free region is given back for this long: it would be the same one.
 const DISCARD_PAUSE: Duration = Duration::from_secs(1);
@@ -254,6 +258,7 @@ impl<D: BlockDevice> Log<D> {
     /// which other cores have entries nobody knows how much lives: it goes by its age.
     pub fn sparsest(&self, tier: &Tier) -> Option<u32> {
         let pages = u64::from(self.geometry.region_pages());
+        let [main_percent, small_percent] = self.sparse_percents(tier);
         let live = |region: &u32| u64::from(tier.heat(self.number, *region).live_pages);
         let of = |queue: Queue, percent: u64| {
             let members = self.regions.members(queue);
@@ -262,8 +267,19 @@ impl<D: BlockDevice> Log<D> {
             let sparse = members.filter(|region| sparse(region) && !shared(*region));
             sparse.min_by_key(live)
         };
-        let main = of(Queue::Main, SPARSE_MAIN_PERCENT);
-        let small = of(Queue::Small, SPARSE_SMALL_PERCENT);
+        let main = of(Queue::Main, main_percent);
+        let small = of(Queue::Small, small_percent);
         main.into_iter().chain(small).min_by_key(live)
+    }
+
+    /// A region of which fewer per cent live is sparse, in the main and in the small queue.
+    fn sparse_percents(&self, tier: &Tier) -> [u64; 2] {
+        let dead = |region| tier.heat(self.number, region).dead_pages();
+        let dead: u64 = self.regions.queue_members().map(dead).sum();
+        let pages = self.regions.len() as u64 * u64::from(self.geometry.region_pages());
+        match dead * DEAD_SHARE > pages {
+            true => [GATHER_PERCENT; 2],
+            false => [SPARSE_MAIN_PERCENT, SPARSE_SMALL_PERCENT],
+        }
     }
 }

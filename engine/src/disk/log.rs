@@ -171,7 +171,7 @@ impl<D: BlockDevice> Disk<D> {
             log.stats.dropped_bytes += len_bytes as u64;
             return false;
         }
-        let queue = log.queue_for(fill.block, pages as u64, &self.tier);
+        let queue = log.queue_for(&fill, pages as u64, &self.tier);
         log.stage_fill(now, fill, queue, &mut self.tier);
         true
     }

@@ -163,6 +163,8 @@ pub struct Fill {
     pub bytes: Frozen,
     /// Seeded checksum of each of its pages.
     pub checksums: Rc<[u32]>,
+    /// A user asked for it by name (a warm-up), not a reader by chance: what nobody reads any more gives way.
+    pub wanted: bool,
 }
 
 /// A read of pages that lie in one extent (see [`Disk::extent`]).

@@ -22,6 +22,8 @@ pub(super) struct Heat {
     pub hot_pages: u32,
     /// Pages of all entries.
     pub live_pages: u32,
+    /// Pages of all entries that it ever took in since it was opened.
+    pub taken_pages: u32,
 }
 
 impl Default for Heat {
@@ -30,6 +32,7 @@ impl Default for Heat {
             stamp: 1,
             hot_pages: 0,
             live_pages: 0,
+            taken_pages: 0,
         }
     }
 }
@@ -47,6 +50,11 @@ impl Heat {
         self.live_pages.saturating_sub(self.hot_pages)
     }
 
+    /// Pages of entries that went although the region stays.
+    pub fn dead_pages(&self) -> u64 {
+        u64::from(self.taken_pages.saturating_sub(self.live_pages))
+    }
+
     /// Forgets all hits.
     pub fn cool(&mut self) {
         self.stamp = self.stamp.checked_add(1).unwrap_or(1);
@@ -59,6 +67,8 @@ impl Heat {
 pub(super) struct Admission {
     /// Pages that the main queue may take: what cold entries it gave up.
     allowance_pages: u64,
+    /// Pages that the main queue took without: what was wanted by name. It gives up as many, warm or not.
+    owed_pages: u64,
     /// Pages of blocks that came back and found no room in it since the hand last moved.
     rejected_pages: u64,
     /// The hand is to move.
@@ -70,6 +80,10 @@ pub(super) struct Admission {
 pub(super) struct Arrival {
     pub pages: u64,
     pub is_ghost: bool,
+    /// A user named it: a warm-up.
+    pub is_wanted: bool,
+    /// There are free regions to spare.
+    pub has_room: bool,
     /// Something was evicted before.
     pub has_evicted: bool,
     /// Regions of the small queue, and in all.
@@ -84,6 +98,11 @@ impl Admission {
         if !arrival.has_evicted {
             let filled = arrival.small >= small_max(arrival.regions);
             return if filled { Queue::Main } else { Queue::Small };
+        }
+        if arrival.is_wanted {
+            // In the small queue one part of a warm-up would push out the one before.
+            self.owe(arrival.pages, arrival.has_room);
+            return Queue::Main;
         }
         if !arrival.is_ghost {
             return Queue::Small;
@@ -100,14 +119,30 @@ impl Admission {
         Queue::Small
     }
 
+    /// The main queue takes so many pages that were wanted by name.
+    pub fn owe(&mut self, pages: u64, has_room: bool) {
+        let allowed = self.allowance_pages.min(pages);
+        self.allowance_pages -= allowed;
+        if !has_room {
+            self.owed_pages += pages - allowed;
+        }
+    }
+
     /// A main region gave up so many pages.
     pub fn allow(&mut self, pages: u32) {
-        self.allowance_pages += u64::from(pages);
+        let paid = self.owed_pages.min(u64::from(pages));
+        self.owed_pages -= paid;
+        self.allowance_pages += u64::from(pages) - paid;
+    }
+
+    /// Whether the main queue took in more than it gave up.
+    pub fn owes(&self) -> bool {
+        self.owed_pages > 0
     }
 }
 
 /// Regions that the small queue may hold.
-fn small_max(regions: usize) -> usize {
+pub(super) fn small_max(regions: usize) -> usize {
     (regions / SMALL_SHARE).max(1)
 }
 

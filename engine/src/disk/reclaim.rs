@@ -229,11 +229,14 @@ impl<D: BlockDevice> Log<D> {
     }
 
     /// The region that makes room.
-    fn oldest_region(&mut self, tier: &Tier) -> Option<u32> {
+    fn oldest_region(&mut self, tier: &mut Tier) -> Option<u32> {
         let (small, main) = (
             self.regions.queued(Queue::Small),
             self.regions.queued(Queue::Main),
         );
+        if self.admission.owes() && main > 0 && small <= policy::small_max(self.regions.len()) {
+            return self.coldest_main(main, tier);
+        }
         let warm = self.regions.oldest(Queue::Main).is_some_and(|region| {
             let pages = self.geometry.region_pages();
             tier.heat(self.number, region).is_warm(pages)
@@ -246,6 +249,25 @@ impl<D: BlockDevice> Log<D> {
         self.regions
             .take_oldest(first)
             .or_else(|| self.regions.take_oldest(second))
+    }
+
+    /// The oldest of the main queue's regions that is not warm; all of them are looked at once at most, and what is warm
+    /// is so no more.
+    fn coldest_main(&mut self, main: usize, tier: &mut Tier) -> Option<u32> {
+        let pages = self.geometry.region_pages();
+        for _ in 0..=main {
+            let region = self.regions.take_oldest(Queue::Main)?;
+            let heat = tier.heat(self.number, region);
+            if !heat.is_warm(pages) {
+                self.admission.allow(heat.cold_pages());
+                return Some(region);
+            }
+            if let Some(heat) = tier.heat_mut(self.number, region) {
+                heat.cool();
+            }
+            self.regions.enqueue(region);
+        }
+        None
     }
 
     fn read_tables(&mut self, buffers: &mut impl Buffers) -> bool {

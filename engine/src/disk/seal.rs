@@ -43,6 +43,7 @@ impl<D: BlockDevice> Log<D> {
             for (record, old) in records.iter().zip(replaces) {
                 self.index_record(region, record, old, tier);
             }
+            self.heat_wanted(region, &parts, tier);
         }
         for part in &parts {
             self.settle_part(part, tier);
@@ -51,6 +52,19 @@ impl<D: BlockDevice> Log<D> {
             entry.parts = parts;
         }
         self.flush.request(Waits::Data(batch));
+    }
+
+    /// What was wanted by name counts as hit: it is not to go before what was there.
+    fn heat_wanted(&self, region: u32, parts: &[Done], tier: &mut Tier) {
+        let wanted = |part: &&Done| part.from == From::Fill { wanted: true };
+        for part in parts.iter().filter(wanted) {
+            let is_it = |extent: &Extent| {
+                let here = extent.place.device() == self.number && extent.place.region() == region;
+                here && extent.covers(part.first_page as u16)
+            };
+            let found = tier.index.extents(part.block).find(is_it);
+            found.inspect(|extent| tier.hit(extent));
+        }
     }
 
     /// The entry can be read from now on.
@@ -92,7 +106,7 @@ impl<D: BlockDevice> Log<D> {
 
     /// A part needs its copy in memory no longer.
     pub fn settle_part(&mut self, part: &Done, tier: &mut Tier) {
-        if part.from != From::Fill {
+        if !part.from.is_fill() {
             return;
         }
         let bytes = part.pages as usize * PAGE_BYTES;

@@ -13,9 +13,18 @@ use crate::ports::Time;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     /// The origin (or a peer).
-    Fill,
+    Fill {
+        /// See [`super::Fill::wanted`].
+        wanted: bool,
+    },
     /// An entry that reclaim keeps.
     Reclaim(Extent),
+}
+
+impl From {
+    pub fn is_fill(&self) -> bool {
+        matches!(self, From::Fill { .. })
+    }
 }
 
 /// Pages of one block that are to be written.

@@ -32,7 +32,7 @@ impl<D: BlockDevice> Log<D> {
         stream.staged_pages = 0;
         stream.oldest = None;
         for part in std::mem::take(&mut stream.staged) {
-            if part.from == From::Fill {
+            if part.from.is_fill() {
                 self.stats.fills_dropped += 1;
                 self.stats.dropped_bytes += part.bytes.len() as u64;
             }

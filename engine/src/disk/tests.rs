@@ -190,6 +190,8 @@ struct Bench {
     incarnation: u64,
     tickets: u64,
     settled: u64,
+    /// What is kept was asked for by name.
+    wanted: bool,
 }
 
 const BLOCK: u32 = BLOCK_BYTES as u32;
@@ -231,6 +233,7 @@ impl Bench {
             incarnation: 1,
             tickets: 0,
             settled: 0,
+            wanted: false,
         };
         bench.run_until(|bench| !bench.disk.is_recovering());
         bench
@@ -348,6 +351,7 @@ impl Bench {
                 first_page,
                 bytes,
                 checksums,
+                wanted: self.wanted,
             },
         )
     }

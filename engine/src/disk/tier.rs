@@ -156,6 +156,7 @@ impl Tier {
             }
             if let Some(heat) = self.heat_mut(extent.place.device(), extent.place.region()) {
                 heat.live_pages += u32::from(extent.pages);
+                heat.taken_pages += u32::from(extent.pages);
             }
         }
         inserted

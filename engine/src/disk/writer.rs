@@ -18,6 +18,7 @@ use super::layout::{BatchHeader, EntryRecord, Queue, RegionHeader, Trailer, chai
 use super::log::Buffers;
 use super::ops::Op;
 use super::policy::{Arrival, Heat};
+use super::reclaim::FREE_MIN;
 use super::regions::{Held, State};
 use super::stream::{Done, From, Open, Part, Stream, continues};
 use super::tier::Tier;
@@ -51,7 +52,7 @@ impl Batch {
         let replaces = std::mem::take(&mut self.replaces);
         let both = std::mem::take(&mut self.records).into_iter().zip(replaces);
         (self.records, self.replaces) = both.filter(|(record, _)| record.block != block).unzip();
-        let gone = |part: &mut Done| part.block == block && part.from != From::Fill;
+        let gone = |part: &mut Done| part.block == block && !part.from.is_fill();
         self.parts.extract_if(.., gone).collect()
     }
 }
@@ -68,15 +69,22 @@ struct Chosen {
 
 impl<D: BlockDevice> Log<D> {
     /// The queue for a part of a block: the same for all parts that come together.
-    pub fn queue_for(&mut self, block: BlockId, pages: u64, tier: &Tier) -> Queue {
+    pub fn queue_for(&mut self, fill: &Fill, pages: u64, tier: &Tier) -> Queue {
+        let block = fill.block;
+        let has_room = self.regions.usable(self.may_grow()) > FREE_MIN;
         if let Some((last, queue)) = self.last_queue
             && last == block
         {
+            if fill.wanted && queue == Queue::Main {
+                self.admission.owe(pages, has_room);
+            }
             return queue;
         }
         let queue = self.admission.queue_for(Arrival {
             pages,
             is_ghost: tier.ghosts.contains(block),
+            is_wanted: fill.wanted,
+            has_room,
             has_evicted: tier.has_evicted,
             small: self.regions.count(Queue::Small),
             regions: self.regions.len(),
@@ -95,7 +103,9 @@ impl<D: BlockDevice> Log<D> {
             bytes: fill.bytes,
             checksums: fill.checksums,
             checksum_at: 0,
-            from: From::Fill,
+            from: From::Fill {
+                wanted: fill.wanted,
+            },
         };
         self.streams[queue as usize].stage(now, part);
     }
@@ -335,7 +345,8 @@ impl<D: BlockDevice> Log<D> {
         };
         let stream = &mut self.streams[queue as usize];
         let mut staged = std::mem::take(&mut stream.staged);
-        staged.sort_by_key(|part| (part.block, part.first_page));
+        // What reclaim keeps goes first: the room of which it makes more may be the last.
+        staged.sort_by_key(|part| (part.from.is_fill(), part.block, part.first_page));
         let mut rest = staged.into_iter();
         let mut chosen = Chosen::default();
         for mut part in rest.by_ref() {
@@ -404,7 +415,7 @@ impl<D: BlockDevice> Log<D> {
                 _ => {
                     header.entries.push(record_of(part, at, tier));
                     replaces.push(match part.from {
-                        From::Fill => None,
+                        From::Fill { .. } => None,
                         From::Reclaim(old) => Some(old),
                     });
                 }
@@ -452,7 +463,7 @@ impl<D: BlockDevice> Log<D> {
         for part in parts {
             let bytes = part.bytes.padded();
             match part.from {
-                From::Fill => self.stats.filled_bytes += part.bytes.len() as u64,
+                From::Fill { .. } => self.stats.filled_bytes += part.bytes.len() as u64,
                 From::Reclaim(_) => self.stats.reinserted_bytes += part.bytes.len() as u64,
             }
             self.stats.overhead_bytes += (bytes.len() - part.bytes.len()) as u64;

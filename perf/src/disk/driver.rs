@@ -199,6 +199,7 @@ impl<D: BlockDevice> Driver<D> {
             first_page,
             bytes: self.arena.freeze(lease),
             checksums,
+            wanted: false,
         })
     }
 

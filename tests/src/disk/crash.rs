@@ -218,6 +218,7 @@ impl Lone {
             first_page: pages.start,
             bytes: self.pool.0.freeze(lease),
             checksums: self.universe.checksums(block, pages),
+            wanted: block.object.0.is_multiple_of(4),
         };
         let now = self.now();
         ensure!(self.disk.keep(now, fill), "a fill was refused");

@@ -262,6 +262,7 @@ impl Node {
             first_page: pages.start,
             bytes: seat.pool.arena.freeze(lease),
             checksums: universe.checksums(block, pages),
+            wanted: block.object.0.is_multiple_of(4),
         };
         Some(seat.disk.keep(now, fill))
     }

@@ -88,7 +88,7 @@ impl<P: Platform> Core<P> {
 
     /// Offers to the disk tier what it had no room for. Whether it took all of it.
     fn offer_again(&mut self, now: Time, id: BlockId, subs: u64) -> bool {
-        self.keep_again(now, id, subs);
+        self.keep_again(now, id, subs, true);
         let found = self.index.find(id).map(|key| self.index.block(key));
         found.is_some_and(|block| subs & !block.saving == 0)
     }

@@ -268,7 +268,9 @@ impl<P: Platform> Core<P> {
         let piece = Piece::unchecked(first_sub, bytes, checksums, self.turns);
         // What goes to disk is checked here: its readers check what they read themselves.
         let kept = match self.keeps(pull.placement_slot()) {
-            true => self.to_keep(pull.at, &piece),
+            // What is taken over is as warm as it was: nobody named it.
+            true if pull.is_take => self.to_keep(pull.at, &piece, Class::Prefetch),
+            true => self.to_keep(pull.at, &piece, pull.class),
             false => None,
         };
         let kept = kept.filter(|_| piece.verify(seed, 0, piece.bytes.len()));

@@ -67,6 +67,81 @@ fn what_stays_between_what_is_evicted_is_kept_and_its_room_used() {
 }
 
 #[test]
+fn half_of_a_nearly_full_cache_evicted_and_filled_again_loses_nothing_else() {
+    let mut bench = Bench::new(2 << 20, 32);
+    // What goes and what stays lie side by side in every region: none is nearly empty.
+    fill(&mut bench, 0..490);
+    for round in 1..6 {
+        let goes = |n: &u64| *n % 2 == round % 2;
+        evict(&mut bench, (0..490).filter(goes));
+        fill(&mut bench, (0..490).filter(goes));
+        assert_eq!(missing(&bench, 0..490), [0; 0], "round {round}");
+        assert_eq!(reclaimed(&bench), 0, "round {round}");
+    }
+}
+
+/// A cache full of what was read again and again, and lately by nobody.
+fn full_of_warm(bench: &mut Bench) {
+    for _ in 0..3 {
+        let gone = missing(bench, 0..700);
+        fill(bench, gone.into_iter());
+        let here: Vec<u64> = (0..700).filter(|n| bench.is_whole(*n, 100_000)).collect();
+        for n in here {
+            let _ = bench.read(block(n), 100_000, 0, 25);
+        }
+    }
+    assert!(missing(bench, 0..700).len() < 200);
+}
+
+#[test]
+fn what_a_user_names_takes_the_room_of_what_nobody_reads() {
+    for set in [1_000..1_060, 1_000..1_250, 1_000..1_440] {
+        let mut bench = Bench::new(2 << 20, 32);
+        full_of_warm(&mut bench);
+        let before = bench.disk.stats().devices[0].clone();
+        bench.wanted = true;
+        fill(&mut bench, set.clone());
+        assert_eq!(missing(&bench, set.clone()), [0; 0], "{set:?}");
+        // Nothing is written again and again for it.
+        let after = &bench.disk.stats().devices[0];
+        let again = after.reinserted_bytes - before.reinserted_bytes;
+        let filled = after.filled_bytes - before.filled_bytes;
+        assert!(again < filled, "{again} of {filled}");
+    }
+}
+
+#[test]
+fn what_a_user_names_does_not_take_the_room_of_what_is_read_meanwhile() {
+    let mut bench = Bench::new(2 << 20, 32);
+    full_of_warm(&mut bench);
+    let read: Vec<u64> = (0..700)
+        .filter(|n| bench.is_whole(*n, 100_000))
+        .take(100)
+        .collect();
+    let mut again = 0;
+    bench.wanted = true;
+    for n in 1_000..1_300 {
+        bench.keep_block(block(n), 100_000);
+        if n % 30 == 0 {
+            bench.wanted = false;
+            for n in &read {
+                // It comes back from the origin when it went.
+                if !bench.is_whole(*n, 100_000) || bench.read(block(*n), 100_000, 0, 25).is_err() {
+                    again += 1;
+                    bench.keep_block(block(*n), 100_000);
+                }
+            }
+            bench.wanted = true;
+        }
+    }
+    bench.settle();
+    assert_eq!(missing(&bench, 1_000..1_300), [0; 0]);
+    let gone = missing(&bench, read.iter().copied());
+    // Ten rounds of a hundred reads; what was not read since the first look at its region goes once.
+    assert!(gone.len() < 10 && again < 150, "{gone:?}, {again}");
+}
+
+#[test]
 fn an_emptied_region_is_not_found_by_the_next_run_and_takes_its_room() {
     let mut bench = Bench::new(2 << 20, 32);
     fill(&mut bench, SET);
