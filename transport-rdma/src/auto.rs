@@ -339,6 +339,9 @@ fn marked(event: TransportEvent) -> TransportEvent {
             ask,
             deadline,
         },
+        TransportEvent::GivenUp { handle } => TransportEvent::GivenUp {
+            handle: RequestHandle(handle.0 | OVER_VERBS),
+        },
         TransportEvent::Answered { handle, payload } => TransportEvent::Answered {
             handle: RequestHandle(handle.0 | OVER_VERBS),
             payload,

@@ -171,6 +171,7 @@ impl Model {
             }
             TransportEvent::Answered { handle, .. } => self.answered.push(handle),
             TransportEvent::Request { handle, .. } => self.open.push(handle),
+            TransportEvent::GivenUp { .. } => {}
         }
     }
 

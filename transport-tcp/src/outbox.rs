@@ -15,8 +15,14 @@ use crate::socket::Socket;
 pub(crate) enum Owner {
     /// The request with this tag.
     Request(u64),
-    /// The answer to this request, which counts for so many bytes of credit.
-    Answer(RequestHandle, u32),
+    /// The answer to a request.
+    Answer {
+        handle: RequestHandle,
+        /// The asker's name for it.
+        tag: u64,
+        /// What it counts for of the connection's credit.
+        cost_bytes: u32,
+    },
     /// The short answer to a request that was given up.
     GivenUp(u32),
     /// Nobody waits for its end.
@@ -76,6 +82,15 @@ impl Outbox {
 
     /// Takes out a request of which no byte has left.
     pub fn take_request(&mut self, tag: u64) -> Option<Frame> {
+        self.take(|owner| owner == Owner::Request(tag))
+    }
+
+    /// Takes out the answer to the asker's request `tag`, of which no byte has left.
+    pub fn take_answer(&mut self, tag: u64) -> Option<Frame> {
+        self.take(|owner| matches!(owner, Owner::Answer { tag: its, .. } if its == tag))
+    }
+
+    fn take(&mut self, is_it: impl Fn(Owner) -> bool) -> Option<Frame> {
         let begun = usize::from(self.gone_bytes > 0);
         let queues = std::iter::once((&mut self.leaving, begun))
             .chain(self.queues.iter_mut().map(|queue| (queue, 0)));
@@ -83,7 +98,7 @@ impl Outbox {
             let found = queue
                 .iter()
                 .skip(first)
-                .position(|frame| frame.owner == Owner::Request(tag));
+                .position(|frame| is_it(frame.owner));
             if let Some(at) = found {
                 return queue.remove(first + at);
             }

@@ -217,17 +217,46 @@ impl Serving {
         self.numbers
     }
 
-    /// The asker gave a request up: it gets a short answer now, and the core's answer goes nowhere.
+    /// The asker gave a request up: it gets a short answer now, ahead of all others, and the core's answer goes nowhere,
+    /// also when it waits here already.
     fn cancel(&mut self, io: &mut Io, at: usize, tag: u64) {
         let found = self
             .open
             .iter()
             .find(|(_, open)| open.connection == at && open.tag == tag);
-        if let Some((slot, _)) = found {
-            let open = self.open.remove(slot);
-            let status = FetchStatus::Failed(PeerFailure::Deadline);
-            self.push(io, &open, Owner::GivenUp(open.cost_bytes), status, None);
-        }
+        let cost_bytes = match found {
+            Some((slot, _)) => {
+                let open = self.open.remove(slot);
+                let handle = handle_of(open.number, slot);
+                io.events.push_back(TransportEvent::GivenUp { handle });
+                open.cost_bytes
+            }
+            None => {
+                let guest = self.guests.get_mut(at);
+                let Some(frame) = guest.and_then(|guest| guest.outbox.take_answer(tag)) else {
+                    return;
+                };
+                let Owner::Answer {
+                    handle, cost_bytes, ..
+                } = frame.owner
+                else {
+                    return;
+                };
+                let payload = frame.payload;
+                io.events
+                    .push_back(TransportEvent::Answered { handle, payload });
+                cost_bytes
+            }
+        };
+        let given_up = Open {
+            number: 0,
+            connection: at,
+            tag,
+            class: Class::Demand,
+            cost_bytes,
+        };
+        let status = FetchStatus::Failed(PeerFailure::Deadline);
+        self.push(io, &given_up, Owner::GivenUp(cost_bytes), status, None);
     }
 
     /// Answers a request; one that nobody waits for any more ends at once.
@@ -245,7 +274,11 @@ impl Serving {
             return;
         }
         let open = self.open.remove(slot);
-        let owner = Owner::Answer(handle, open.cost_bytes);
+        let owner = Owner::Answer {
+            handle,
+            tag: open.tag,
+            cost_bytes: open.cost_bytes,
+        };
         self.push(io, &open, owner, status, payload);
     }
 
@@ -262,7 +295,12 @@ impl Serving {
         };
         let (status, payload, unsent) = sendable(status, payload);
         let owner = match (owner, unsent) {
-            (Owner::Answer(handle, cost_bytes), Some(unsent)) => {
+            (
+                Owner::Answer {
+                    handle, cost_bytes, ..
+                },
+                Some(unsent),
+            ) => {
                 let payload = Some(unsent);
                 io.events
                     .push_back(TransportEvent::Answered { handle, payload });
@@ -299,10 +337,10 @@ impl Serving {
         };
         let (events, lent_bytes) = (&mut io.events, &mut guest.lent_bytes);
         let written = guest.outbox.write(&mut guest.socket, |owner, payload| {
-            if let Owner::Answer(_, cost) | Owner::GivenUp(cost) = owner {
-                *lent_bytes -= u64::from(cost);
+            if let Owner::Answer { cost_bytes, .. } | Owner::GivenUp(cost_bytes) = owner {
+                *lent_bytes -= u64::from(cost_bytes);
             }
-            if let Owner::Answer(handle, _) = owner {
+            if let Owner::Answer { handle, .. } = owner {
                 events.push_back(TransportEvent::Answered { handle, payload });
             }
         });
@@ -323,9 +361,16 @@ impl Serving {
             tracing::warn!(peer = guest.from.0, "a peer's connection is closed: {why}");
         }
         guest.record.set(LinkState::Down, error);
-        self.open.retain(|_, open| open.connection != at);
+        self.open.retain(|slot, open| {
+            if open.connection != at {
+                return true;
+            }
+            let handle = handle_of(open.number, slot);
+            io.events.push_back(TransportEvent::GivenUp { handle });
+            false
+        });
         for frame in guest.outbox.take_all() {
-            if let Owner::Answer(handle, _) = frame.owner {
+            if let Owner::Answer { handle, .. } = frame.owner {
                 let payload = frame.payload;
                 io.events
                     .push_back(TransportEvent::Answered { handle, payload });

@@ -86,6 +86,8 @@ pub(super) struct Jobs {
     reading: usize,
     /// and who waits for the disk, by block.
     at_disk: StableMap<BlockId, Vec<JobKey>>,
+    /// Those of peers, by what they asked.
+    of_peers: StableMap<u64, JobKey>,
 }
 
 impl Jobs {
@@ -95,6 +97,11 @@ impl Jobs {
 
     pub fn len(&self) -> usize {
         self.all.len()
+    }
+
+    /// Whether a job is under way.
+    pub fn has(&self, key: JobKey) -> bool {
+        self.all.get(key.slot).is_some_and(|job| job.id == key.id)
     }
 
     /// Warm-ups that wait until a block's parts are on disk; they wait no more.
@@ -195,7 +202,10 @@ impl<P: Platform> Core<P> {
         if let Some(error) = self.refusal_of_job(now, &(bytes.start..end), deadline) {
             return self.tell_job(asker, Err(error));
         }
-        let is_front = matches!(asker, Asker::Front(_));
+        let of_peer = match asker {
+            Asker::Front(_) => None,
+            Asker::Peer(handle, _) => Some(handle.0),
+        };
         let id = self.next_id();
         let slot = Slot::of_stripe(object.id, bytes.start);
         let job = Job {
@@ -218,8 +228,11 @@ impl<P: Platform> Core<P> {
             slot: self.jobs.all.insert(job),
             id,
         };
+        if let Some(handle) = of_peer {
+            self.jobs.of_peers.insert(handle, key);
+        }
         self.timers.set(deadline, Due::Job(key));
-        self.start_job(now, key, work, slot, is_front);
+        self.start_job(now, key, work, slot, of_peer.is_none());
     }
 
     /// Why there will be no job on a range.
@@ -360,6 +373,9 @@ impl<P: Platform> Core<P> {
         }
         self.jobs.set_waits(key, Waits::Nothing);
         let job = self.jobs.all.remove(key.slot);
+        if let Asker::Peer(handle, _) = job.asker {
+            self.jobs.of_peers.remove(&handle.0);
+        }
         self.timers.clear(job.deadline, Due::Job(key));
         if let Some(until) = job.pause_until {
             self.timers.clear(until, Due::Job(key));
@@ -368,6 +384,13 @@ impl<P: Platform> Core<P> {
             self.parts.transport.cancel(tag);
         }
         self.tell_job(job.asker, result);
+    }
+
+    /// A peer waits no more for what it asked: others may need the place.
+    pub(super) fn job_given_up(&mut self, handle: RequestHandle) {
+        if let Some(key) = self.jobs.of_peers.get(&handle.0).copied() {
+            self.end_job(key, Err(ReadError::Deadline));
+        }
     }
 
     fn tell_job(&mut self, asker: Asker, result: Result<u64, ReadError>) {

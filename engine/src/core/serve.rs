@@ -171,6 +171,11 @@ impl<P: Platform> Core<P> {
                         }
                     }
                 }
+                // Its fetches end soon by themselves; what they are waiting for serves whoever asks next.
+                TransportEvent::GivenUp { handle } => {
+                    self.job_given_up(handle);
+                    self.take_given_up(handle);
+                }
                 TransportEvent::Answered { handle, payload } => {
                     self.serving.back(handle);
                     self.serving.spare(payload);
@@ -221,8 +226,8 @@ impl<P: Platform> Core<P> {
     }
 
     /// Until when a peer's request keeps its place here. A little less than the asker waits, which is to hear of it
-    /// before it takes silence for death; and never longer than this node waits for anything, since nobody tells when
-    /// the asker gives it up.
+    /// before it takes silence for death; and never longer than this node waits for anything, since it is not sure to
+    /// hear when the asker gives it up.
     pub(super) fn peer_deadline(&self, now: Time, deadline: Time) -> Time {
         now + deadline.since(now).min(self.config.io_timeout) / 8 * 7
     }

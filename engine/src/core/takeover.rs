@@ -75,6 +75,18 @@ impl Takes {
         self.all.len()
     }
 
+    /// Whether a block is being taken over.
+    pub fn has(&self, key: TakeKey) -> bool {
+        self.all.get(key.slot).is_some_and(|take| take.id == key.id)
+    }
+
+    /// What a member that leaves asked.
+    fn asked_by(&self, handle: RequestHandle) -> Option<TakeKey> {
+        let mut all = self.all.iter();
+        let found = all.find(|(_, take)| take.asker.0 == handle);
+        found.map(|(slot, take)| TakeKey { slot, id: take.id })
+    }
+
     fn set_pending(&mut self, key: TakeKey, bytes: u64) {
         let Some(take) = self.get(key) else {
             return;
@@ -277,6 +289,13 @@ impl<P: Platform> Core<P> {
         self.stats.takeover.taken_blocks += u64::from(took_bytes > 0);
         self.stats.takeover.taken_bytes += took_bytes;
         self.tell_taken(take.asker, kept & take.subs, took_bytes, true);
+    }
+
+    /// The leaver waits no more: it stays after all, or is gone.
+    pub(super) fn take_given_up(&mut self, handle: RequestHandle) {
+        if let Some(key) = self.takes.asked_by(handle) {
+            self.end_take(key);
+        }
     }
 
     fn remove_take(&mut self, key: TakeKey) -> Option<Take> {

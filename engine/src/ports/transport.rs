@@ -232,6 +232,12 @@ pub enum TransportEvent {
         /// When the asker stops waiting, by this node's clock.
         deadline: Time,
     },
+    /// A peer waits no more for a request that is not answered yet: it gave it up, or its connection is lost. A hint,
+    /// which may not come: the request is answered all the same, and that answer goes nowhere.
+    GivenUp {
+        /// Which request.
+        handle: RequestHandle,
+    },
     /// An answer of ours has left (or its connection broke): the buffers are free again.
     Answered {
         /// Which request.
@@ -245,7 +251,7 @@ pub enum TransportEvent {
 ///
 /// Rules that the conformance suite checks: every accepted `Fetch` or `Call` ends in exactly one `Fetched`
 /// with its lease, by its deadline plus the time to flush the connection; bytes are never written
-/// to a lease after it came back; every accepted `Answer` ends in one `Answered`.
+/// to a lease after it came back; every accepted `Answer` ends in one `Answered`, that to a request that was given up, too.
 pub trait Transport {
     /// Starts an operation, or gives it back when credits or queues are used up.
     ///

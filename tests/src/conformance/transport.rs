@@ -327,6 +327,8 @@ impl<R: TransportRig> Bench<R> {
                     room_bytes,
                 }),
             },
+            // The answer is owed all the same.
+            TransportEvent::GivenUp { .. } => {}
             TransportEvent::Answered { handle, payload } => {
                 let at = payload.as_ref().map(|payload| address(&payload.parts[0]).0);
                 let found = self

@@ -646,8 +646,20 @@ impl Net {
         fetch.ending = Some(error);
         self.plan
             .push(at + self.profile.flush, Happening::Flushed(key));
+        self.tell_given_up(key, peer);
         if error != TransportError::Cancelled {
             self.reset(key.0, peer, at);
+        }
+    }
+
+    /// Who was asked hears that nobody waits, unless it has answered, or is cut off.
+    fn tell_given_up(&mut self, key: FetchKey, peer: PeerCore) {
+        if self.is_cut(key.0.at.peer, peer.peer) {
+            return;
+        }
+        let asked = self.asked.iter().find(|(_, asked)| **asked == key);
+        if let Some((_, handle)) = asked.map(|(asked, _)| *asked) {
+            self.push(peer, None, TransportEvent::GivenUp { handle });
         }
     }
 

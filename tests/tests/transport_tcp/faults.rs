@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use forebay_engine::limits::{CHUNK_BYTES, PEER_CREDIT_BYTES_MIN};
 use forebay_engine::placement::View;
 use forebay_engine::ports::{
-    Class, FetchStatus, PeerFetch, PeerId, Transport, TransportError, TransportEvent,
+    Class, FetchStatus, PeerFailure, PeerFetch, PeerId, Transport, TransportError, TransportEvent,
 };
 use forebay_engine::wire::header::{ANSWER_BYTES, Answer, Ask, REQUEST_BYTES, Request};
 use forebay_tests::peer::content;
@@ -268,6 +268,57 @@ fn demand_overtakes_warm_up() {
     );
 }
 
+/// An answer that is still here when its request is given up does not leave, and the short one does not stand behind
+/// all others: else its credit stays in use, and the asker takes the silence for death.
+#[test]
+fn an_answer_that_nobody_waits_for_any_more_does_not_leave() {
+    let mut two = Node::new(2);
+    let mut stream = raw::connect(two.endpoint.addresses()[0]);
+    raw::dial(&mut stream, &raw::hello(1, 2, false), None).unwrap();
+    let ask = |tag, ask| Request {
+        tag,
+        remaining_us: 1_000_000,
+        ask,
+    };
+    let warm = PeerFetch {
+        class: Class::WarmUp,
+        ..request(CHUNK_BYTES)
+    };
+    let last = 14;
+    for tag in 0..=last {
+        let asked = ask(tag, Ask::Fetch(warm));
+        stream.write_all(&asked.encode()).unwrap();
+    }
+    let mut server = server();
+    while server.served < 15 {
+        server.turn(&mut two.transport);
+    }
+    // More than the socket holds wait now.
+    stream.write_all(&ask(last, Ask::Cancel).encode()).unwrap();
+    // What comes behind it on the connection is answered: so the cancel was seen.
+    stream
+        .write_all(&ask(99, Ask::Fetch(request(4_096))).encode())
+        .unwrap();
+    while server.served < 16 {
+        server.turn(&mut two.transport);
+    }
+    let answers = while_serving(two, move || {
+        (0..16)
+            .map(|_| {
+                let mut head = [0; ANSWER_BYTES];
+                stream.read_exact(&mut head).unwrap();
+                let answer = Answer::decode(&head).unwrap();
+                let rest = 4 * usize::from(answer.checksums) + answer.len_bytes as usize;
+                stream.read_exact(&mut vec![0; rest]).unwrap();
+                (answer.tag, answer.status)
+            })
+            .collect::<Vec<_>>()
+    });
+    let short = FetchStatus::Failed(PeerFailure::Deadline);
+    let at = answers.iter().position(|answer| *answer == (last, short));
+    assert!(at.is_some_and(|at| at < 14), "{answers:?}");
+}
+
 /// A request that was given up is answered shortly, and its credit comes back.
 #[test]
 fn a_cancelled_request_gets_a_short_answer() {
@@ -297,6 +348,48 @@ fn a_cancelled_request_gets_a_short_answer() {
     let answer = Answer::decode(&header).unwrap();
     assert_eq!((answer.tag, answer.len_bytes), (5, 0));
     assert!(matches!(answer.status, FetchStatus::Failed(_)));
+}
+
+/// The core that works on it is to hear that nobody waits.
+#[test]
+fn who_serves_hears_of_what_is_given_up_and_of_lost_connections() {
+    let (mut two, mut stream) = guest();
+    let mut next = || {
+        let started = Instant::now();
+        loop {
+            match two.transport.poll() {
+                Some(event) => return event,
+                None => rest(),
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "no event");
+        }
+    };
+    let cancel = Request {
+        tag: 5,
+        remaining_us: 0,
+        ask: Ask::Cancel,
+    };
+    let mut handles = Vec::new();
+    for tag in 5..8 {
+        stream.write_all(&fetch(tag, 4_096)).unwrap();
+        let event = next();
+        let TransportEvent::Request { handle, .. } = event else {
+            panic!("a request is expected, not {event:?}");
+        };
+        handles.push(handle);
+    }
+    for (number, given_up) in handles.into_iter().enumerate() {
+        match number {
+            0 => stream.write_all(&cancel.encode()).unwrap(),
+            1 => stream.shutdown(std::net::Shutdown::Both).unwrap(),
+            _ => {}
+        }
+        let event = next();
+        let TransportEvent::GivenUp { handle } = event else {
+            panic!("it was given up: {event:?}");
+        };
+        assert_eq!(handle, given_up);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use super::super::Core;
 use super::super::index::{BlockKey, Mask, Waiter, mask_of_bytes};
 use super::super::plan::{Ask, Planned};
-use super::super::reader::LaneOf;
+use super::super::reader::{LaneOf, Reader};
 use super::super::timers::Due;
 use super::{Look, Read, ReadKey, Route, Tier};
 use crate::errors::ReadError;
@@ -72,6 +72,10 @@ impl<P: Platform> Core<P> {
             let Some(read) = self.reads.get(key.slot).filter(|read| read.id == key.id) else {
                 continue;
             };
+            if self.is_for_nobody(read) {
+                drop(self.unpark(key, None));
+                continue;
+            }
             let lane = self.lanes.of(lane_of);
             if !lane.has_room_for(read.footprint_bytes(), share_bytes) {
                 return lane.put_back(key, read.class);
@@ -85,6 +89,15 @@ impl<P: Platform> Core<P> {
                 }
                 self.advance(now, read);
             }
+        }
+    }
+
+    /// Whether what a read is for has ended: its peer gave it up.
+    fn is_for_nobody(&self, read: &Read<P::Reply>) -> bool {
+        match read.reader {
+            Reader::Front(_) | Reader::Peer(_) => false,
+            Reader::Job(key) => !self.jobs.has(key),
+            Reader::Take(key) => !self.takes.has(key),
         }
     }
 

@@ -3,6 +3,7 @@
 use super::group::{OTHERS, placement};
 use super::limit::Ceiling;
 use super::*;
+use crate::client::RangeWork;
 use crate::limits::{BLOCK_BYTES, PEER_LINE_MAX, SERVE_ARENA_SHARE};
 use crate::wire::call::Call;
 
@@ -195,4 +196,85 @@ fn who_waits_for_what_is_lent_is_told_when_its_time_is_over() {
     assert_eq!(handle, RequestHandle(count - 1));
     assert_eq!(status, FetchStatus::Failed(PeerFailure::Deadline));
     assert!(bench.core.stats().serve_errors == 1 && !bench.core.serving.are_queued());
+}
+
+impl Bench {
+    /// A peer asks that a range be warmed, or gives that up.
+    fn warms_range(&self, handle: u64, offset: u64, len: u64) {
+        let call = Call::Range {
+            work: RangeWork::Warm,
+            object: self.object.clone(),
+            offset,
+            len_bytes: len as u32,
+        };
+        let body = call.encode();
+        let room_bytes = 4096;
+        self.asks(OTHERS[0], handle, PeerAsk::Call { body, room_bytes });
+    }
+
+    fn gives_up(&self, handle: u64) {
+        let handle = RequestHandle(handle);
+        let event = TransportEvent::GivenUp { handle };
+        self.transport.0.borrow_mut().events.push_back(event);
+    }
+}
+
+/// It has minutes left by its deadline, and others may need its place.
+#[test]
+fn what_a_peer_gives_up_leaves_its_place_at_once() {
+    let mut bench = Bench::owner();
+    let over = FetchStatus::Failed(PeerFailure::Deadline);
+    bench.warms_range(1, MIB, 2 * MIB);
+    bench.turn();
+    assert_eq!(bench.core.jobs.len(), 1);
+    bench.gives_up(1);
+    // Somebody else's, long answered or never asked.
+    bench.gives_up(77);
+    bench.turn();
+    assert_eq!(bench.all_told(), [(1, over)]);
+    assert!(bench.core.jobs.len() == 0);
+    // What was under way comes, and nothing else is asked.
+    bench.serve_all();
+    assert!(bench.core.reads.is_empty());
+    let body = Call::Take {
+        block: bench.object.block(0),
+        size_bytes: BLOCK_BYTES as u64,
+        subs: 0b10,
+    };
+    let ask = PeerAsk::Call {
+        body: body.encode(),
+        room_bytes: 4096,
+    };
+    bench.asks(OTHERS[0], 2, ask);
+    bench.turn();
+    assert_eq!(bench.core.takes.len(), 1);
+    let asked = bench.transport.0.borrow_mut().ops.pop_front();
+    assert!(
+        matches!(asked, Some(TransportOp::Fetch { .. })),
+        "{asked:?}"
+    );
+    bench.gives_up(2);
+    bench.turn();
+    assert_eq!(bench.core.takes.len(), 0);
+}
+
+#[test]
+fn what_waits_for_room_for_nobody_is_not_fetched() {
+    let mut bench = Bench::owner();
+    let many = 40;
+    for n in 1..=many {
+        bench.warms_range(n, n * MIB, MIB);
+    }
+    bench.turn();
+    assert!(bench.core.lanes.someone_waits(), "not all have room");
+    (1..=many).for_each(|n| bench.gives_up(n));
+    bench.turn();
+    bench.all_told();
+    let mut gets = 0;
+    while !bench.gets().is_empty() {
+        bench.serve();
+        gets += 1;
+    }
+    assert!(gets < many / 2, "{gets}");
+    assert!(bench.core.reads.is_empty() && !bench.core.lanes.someone_waits());
 }
