@@ -298,6 +298,24 @@ impl Bench {
         self.run_until(|bench| !bench.disk.is_recovering());
     }
 
+    /// The next run's cores, when each has found what there is.
+    fn next_cores(&mut self, cores: usize) -> Vec<Disk<MemDevice>> {
+        self.incarnation += 1;
+        let shared = Arc::new(DeviceShared::new("mem".into(), self.geometry, LogId(7)));
+        let disk = |core| {
+            let shared = shared.clone();
+            Self::disk_of_core(&self.media, shared, self.incarnation, (core, cores))
+        };
+        let mut disks: Vec<_> = (0..cores).map(disk).collect();
+        while disks.iter().any(Disk::is_recovering) {
+            for disk in &mut disks {
+                disk.turn(self.now, &mut self.buffers);
+            }
+            self.now = self.now + Duration::from_millis(1);
+        }
+        disks
+    }
+
     /// Where on the device the header is of the batch that holds this block alone.
     fn header_of(&self, block: BlockId) -> usize {
         let media = self.media.borrow();
@@ -466,7 +484,8 @@ fn blocks_are_read_back_and_found_again_by_the_next_run() {
         let before = bench.media.borrow().read_bytes;
         bench.restart();
         let read = bench.media.borrow().read_bytes - before;
-        assert!(read < 1 << 20, "recovery read {read} bytes");
+        // Behind the last batch of each open region it looks for more.
+        assert!(read < 9 << 20, "recovery read {read} bytes");
     }
     assert_eq!(
         bench.settled,

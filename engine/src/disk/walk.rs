@@ -150,24 +150,23 @@ impl Walk {
         match self.see(self.page, pages, bytes) {
             Seen::More(pages) => self.step = Step::Follow { pages },
             Seen::Batch(batch) if batch.chain == self.chain => self.go_on(self.page, *batch, bytes),
-            Seen::Batch(_) => self.look_behind(bytes),
+            Seen::Batch(_) => self.look_behind(),
             Seen::None => {
                 let fields = BatchFields::read(self.log, bytes);
                 if bytes.is_empty() || fields.is_some_and(|fields| self.is_ours(&fields, self.page))
                 {
                     self.lose_here();
                 }
-                self.look_behind(bytes);
+                self.look_behind();
             }
         }
     }
 
-    /// There is no header where the next one is to be. Where the page behind it is as blank as it is, nothing was
-    /// ever written there.
-    fn look_behind(&mut self, bytes: &[u8]) {
-        let blank = !bytes.is_empty() && is_blank(bytes);
+    /// There is no header where the next one is to be. That nothing was ever written there is not told by zeros: data may
+    /// be zeros, and its header may never have reached the device.
+    fn look_behind(&mut self) {
         let end = (self.page + BATCH_PAGES_MAX as u32 + 1).min(self.geometry.checksum_table_page());
-        self.step = seek(self.page + 1, if blank { 1 } else { WINDOW_PAGES }, end);
+        self.step = seek(self.page + 1, WINDOW_PAGES, end);
     }
 
     fn seek(&mut self, at: u32, window: u32, end: u32, bytes: &[u8]) {
@@ -189,11 +188,7 @@ impl Walk {
                 return;
             }
         }
-        let blank = window == 1 && !bytes.is_empty() && is_blank(bytes);
-        self.step = match blank {
-            true => Step::Done,
-            false => seek(at + window, WINDOW_PAGES, end),
-        };
+        self.step = seek(at + window, WINDOW_PAGES, end);
     }
 
     fn is_ours(&self, fields: &BatchFields, page: u32) -> bool {
@@ -253,8 +248,4 @@ fn seek(at: u32, window: u32, end: u32) -> Step {
         true => Step::Seek { at, window, end },
         false => Step::Done,
     }
-}
-
-fn is_blank(bytes: &[u8]) -> bool {
-    bytes.iter().take(PAGE_BYTES).all(|byte| *byte == 0)
 }

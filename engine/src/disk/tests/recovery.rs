@@ -78,6 +78,18 @@ fn a_batch_header_that_cannot_be_read_costs_its_batch_alone() {
     assert_eq!(damaged(&bench), 1);
 }
 
+/// Zeros are no sign of the end: they may be what a batch holds.
+#[test]
+fn a_batch_header_that_never_came_before_zeros_costs_its_batch_alone() {
+    for pages in [2, 14] {
+        let mut bench = three_batches();
+        let at = bench.header_of(block(2));
+        bench.media.borrow_mut().bytes[at..at + pages * PAGE_BYTES].fill(0);
+        bench.restart();
+        assert_eq!(found(&bench), [true, false, true], "{pages}");
+    }
+}
+
 /// A batch whose header a power cut took is written again, the same as before: the header that followed it
 /// then must not continue it, since its data is the next to be overwritten.
 #[test]

@@ -3,25 +3,6 @@
 use super::layout::{Queue, RegionHeader, VoidHeader};
 use super::*;
 
-/// The next run's cores, each with a sight of the same devices.
-fn cores_of(bench: &mut Bench, cores: usize) -> Vec<Disk<MemDevice>> {
-    bench.incarnation += 1;
-    let shared = Arc::new(DeviceShared::new("mem".into(), bench.geometry, LogId(7)));
-    let mut disks: Vec<_> = (0..cores)
-        .map(|core| {
-            let (media, shared) = (&bench.media, shared.clone());
-            Bench::disk_of_core(media, shared, bench.incarnation, (core, cores))
-        })
-        .collect();
-    while disks.iter().any(Disk::is_recovering) {
-        for disk in &mut disks {
-            disk.turn(bench.now, &mut bench.buffers);
-        }
-        bench.now = bench.now + Duration::from_millis(1);
-    }
-    disks
-}
-
 /// A core has an eighth of each of them: that they are nearly empty is not said by that.
 #[test]
 fn after_more_cores_a_region_goes_by_its_age_and_not_by_what_its_owner_has_in_it() {
@@ -30,9 +11,7 @@ fn after_more_cores_a_region_goes_by_its_age_and_not_by_what_its_owner_has_in_it
         bench.keep_block(block(n), 100_000);
     }
     bench.settle();
-    let mut disks = cores_of(&mut bench, 8);
-    let owner = disks.swap_remove(0);
-    bench.disk = owner;
+    bench.disk = bench.next_cores(8).swap_remove(0);
     let log = &bench.disk.logs[0];
     let pages = u64::from(bench.geometry.region_pages());
     let members: Vec<u32> = log.regions.queue_members().collect();
