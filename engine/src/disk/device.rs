@@ -477,6 +477,7 @@ impl<D: BlockDevice> Log<D> {
         self.end_all_reads(tier);
         let number = self.number;
         tier.remove_where(|extent| extent.place.device() == number);
+        self.stale.forget_all(|_| true);
     }
 
     /// Reads go on, writes stop.

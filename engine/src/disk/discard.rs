@@ -245,11 +245,16 @@ impl<D: BlockDevice> Log<D> {
         if self.regions.take_partial(region) {
             return self.discard_later(region);
         }
-        if rehomed {
-            // Other cores go on reading theirs until it is opened.
-            self.stale.forget(region);
+        if rehomed && !self.stale.contains(region) {
+            // The next run's other cores may find theirs, as long as it is not opened.
             return self.regions.free(region, false);
         }
+        self.void_later(region);
+    }
+
+    /// An empty region is free when its header is void.
+    pub fn void_later(&mut self, region: u32) {
+        self.regions.set_state(region, State::Voiding);
         self.voiding += 1;
         self.discards.push_back(region);
     }

@@ -239,8 +239,9 @@ impl<D: BlockDevice> Disk<D> {
 
     /// From now on never evicts what there is of the block, nor what is kept of it later; or does so again. The next
     /// run knows of it once what was on the device before has been moved, or closed, which takes some seconds:
-    /// see [`Disk::pins_last`]. A damaged or vanished device takes pinned entries with it, and [`Disk::forget`] forgets
-    /// them. Of a block of which nothing is on disk nothing is pinned.
+    /// see [`Disk::pins_last`]. A damaged or vanished device takes pinned entries with it, [`Disk::forget`] forgets
+    /// them, and what lies in a region of another core (after another `--cores`) goes when that core empties it. Of a
+    /// block of which nothing is on disk nothing is pinned.
     ///
     /// # Errors
     /// When it does not fit: nothing is changed then.
@@ -264,12 +265,19 @@ impl<D: BlockDevice> Disk<D> {
         Ok(())
     }
 
-    /// Whether the next run would know of all that is pinned, and of what is not any more.
+    /// Whether the next run would know of all that was pinned, and of all that was released, in this run. Not while the
+    /// device is being told; and never where [`Disk::pins_cannot_last`] says so.
     pub fn pins_last(&self) -> bool {
         let goes_on = |log: &Log<D>| log.reclaim.as_ref().is_some_and(|reclaim| reclaim.for_pins);
         self.logs
             .iter()
-            .all(|log| log.stale.is_empty() && !goes_on(log))
+            .all(|log| log.stale.is_over() && !goes_on(log))
+    }
+
+    /// Whether something was pinned or released that cannot be told to the device: it lies in a region of another core, in
+    /// one that cannot be written, or on a device that takes no writes. This run keeps to it all the same.
+    pub fn pins_cannot_last(&self) -> bool {
+        self.logs.iter().any(|log| log.stale.is_hopeless())
     }
 
     /// Whether the block was evicted from disk not long ago.

@@ -3,11 +3,14 @@
 //! ```text
 //! pin -> the index says so at once, and what is written of the block from now on
 //!   -> open region: closed, and its footer says so
-//!   -> sealed one: gone through, and entries of which it says something else are moved to the main queue
+//!   -> sealed one: gone through, and pinned entries that it does not know as such are moved to the main queue
+//! unpin -> the same, but for a sealed region: all that lives in it is moved, and its header made void
 //! ```
 //!
 //! Of two entries with the same pages recovery takes the one in the younger region: what is moved must get into a
-//! region that was opened after the one that it leaves.
+//! region that was opened after the one that it leaves, if that one stays. An entry that is moved in two parts replaces
+//! nothing at recovery: what says that it is pinned must go. A region in which other cores have entries stays all
+//! the same: what was released in it may be found pinned again.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -48,11 +51,27 @@ pub struct PinRefused {
 pub(super) struct Stale {
     regions: BTreeSet<u32>,
     after: Time,
+    /// Those of which nothing can be done about it: other cores', those that cannot be written, and all of a device
+    /// that takes no writes.
+    hopeless: BTreeSet<u32>,
 }
 
 impl Stale {
     pub fn is_empty(&self) -> bool {
         self.regions.is_empty()
+    }
+
+    /// Whether what can be done was done, and nothing is left of which nothing can be done.
+    pub fn is_over(&self) -> bool {
+        self.regions.is_empty() && self.hopeless.is_empty()
+    }
+
+    pub fn is_hopeless(&self) -> bool {
+        !self.hopeless.is_empty()
+    }
+
+    pub fn contains(&self, region: u32) -> bool {
+        self.regions.contains(&region)
     }
 
     /// Whether something may be done about it now.
@@ -83,8 +102,21 @@ impl Stale {
         self.regions.insert(region);
     }
 
-    pub fn clear(&mut self) {
-        self.regions.clear();
+    /// Nothing can be done about the region.
+    pub fn despair(&mut self, region: u32) {
+        self.regions.remove(&region);
+        self.hopeless.insert(region);
+    }
+
+    /// The device takes no writes any more.
+    pub fn despair_of_all(&mut self) {
+        self.hopeless.append(&mut self.regions);
+    }
+
+    /// Nothing of this core's is in these regions any more.
+    pub fn forget_all(&mut self, gone: impl Fn(u32) -> bool) {
+        self.regions.retain(|region| !gone(*region));
+        self.hopeless.retain(|region| !gone(*region));
     }
 }
 
@@ -96,7 +128,10 @@ impl<D: BlockDevice> Log<D> {
 
     /// What the device says of an entry in this region is out of date.
     pub fn note_stale(&mut self, region: u32) {
-        if self.regions.is_own(region) && self.is_writable() {
+        let can_write = self.is_writable() || self.is_recovering();
+        if !can_write || !self.regions.is_own(region) {
+            self.stale.despair(region);
+        } else {
             let delay = if self.settling {
                 Duration::ZERO
             } else {
@@ -121,11 +156,23 @@ impl<D: BlockDevice> Log<D> {
                 }
                 // Its footer will say what the index does.
                 Some(State::Open) => self.close_region(region),
-                Some(State::Free { .. }) | None => self.stale.forget(region),
+                // Emptied, but its header could not be made void.
+                Some(State::Free { punched: false }) => self.void_again(region),
+                Some(State::Free { punched: true }) | None => self.stale.forget(region),
                 Some(_) => {}
             }
         }
         None
+    }
+
+    fn void_again(&mut self, region: u32) {
+        if self.now < self.discard_after {
+            return;
+        }
+        match self.regions.unfree(region) {
+            true => self.void_later(region),
+            false => self.stale.despair(region),
+        }
     }
 
     /// Whether what is moved out of `region` gets into a younger one. Where it would not, the main queue goes on to

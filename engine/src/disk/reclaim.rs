@@ -158,25 +158,30 @@ impl<D: BlockDevice> Log<D> {
         }
         let short = self.regions.usable(self.may_grow()) + self.voiding < FREE_MIN;
         let wanted = short || self.must_evict() || tier.is_crowded();
+        let pins = !wanted && self.stale.is_due(now);
         // The look at the batches comes last: there may be tens of thousands of parts in them.
-        let for_pins = !wanted && self.stale.is_due(now);
-        if !(wanted || for_pins || self.admission.hand_is_due) || self.has_moving_batches() {
+        if !(wanted || pins || self.admission.hand_is_due) || self.has_moving_batches() {
+            return false;
+        }
+        let stale = pins.then(|| self.take_stale()).flatten();
+        let for_pins = stale.is_some();
+        if !(wanted || for_pins || self.admission.hand_is_due) {
             return false;
         }
         let hand = !for_pins && std::mem::take(&mut self.admission.hand_is_due);
         // Moving entries makes them no fewer.
-        let may_move = wanted && !hand && !tier.is_crowded();
+        let may_move = wanted && !for_pins && !hand && !tier.is_crowded();
         let may_move = may_move && !std::mem::take(&mut self.sparse_failed);
         let sparse = may_move.then(|| self.sparsest(tier)).flatten();
         let keeps_all = sparse.is_some();
-        let region = match sparse {
-            Some(region) => {
+        let region = match (stale, sparse) {
+            (Some(region), _) => Some(region),
+            (None, Some(region)) => {
                 self.regions.dequeue(region);
                 Some(region)
             }
-            None if hand => self.move_hand(tier),
-            None if for_pins => self.take_stale(),
-            None => self.oldest_region(tier),
+            (None, None) if hand => self.move_hand(tier),
+            (None, None) => self.oldest_region(tier),
         };
         let Some(region) = region else {
             return false;
@@ -359,12 +364,17 @@ impl<D: BlockDevice> Log<D> {
         };
         let (region, for_pins) = (reclaim.region, reclaim.for_pins);
         let keeps_all = reclaim.keeps_all;
+        let rehomed = self.regions.get(region).is_some_and(|entry| entry.rehomed);
         let records = std::mem::take(&mut reclaim.records);
         let end = records.len().min(reclaim.decided + DECIDE_MAX);
         let some = &records[reclaim.decided.min(end)..end];
         for near in some.chunks(LOOK_AHEAD) {
             tier.index
                 .look_ahead(near.iter().map(|record| record.block));
+        }
+        let released = |record: &EntryRecord| record.pinned && !tier.is_pinned(record.block);
+        if for_pins && !rehomed && some.iter().any(released) {
+            return self.empty_for_pins(records);
         }
         let mut keeps = Vec::new();
         for record in some {
@@ -396,6 +406,19 @@ impl<D: BlockDevice> Log<D> {
                 reclaim.step = Step::Moving;
             }
         }
+    }
+
+    /// What was released in a region would be found pinned for as long as its entries are there: all that lives in it
+    /// is moved, and its header made void.
+    fn empty_for_pins(&mut self, records: Vec<EntryRecord>) {
+        let Some(reclaim) = &mut self.reclaim else {
+            return;
+        };
+        (reclaim.for_pins, reclaim.keeps_all) = (false, true);
+        (reclaim.records, reclaim.decided) = (records, 0);
+        reclaim.keeps.clear();
+        self.stale.retry(reclaim.region);
+        self.stats.regions_reclaimed += 1;
     }
 
     /// Reads kept entries, a chunk at a time.

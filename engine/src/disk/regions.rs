@@ -254,6 +254,13 @@ impl Regions {
         self.free(region, punched);
     }
 
+    /// A free region is to be used otherwise than to be opened. False when it cannot be written.
+    pub fn unfree(&mut self, region: u32) -> bool {
+        let before = self.free.len();
+        self.free.retain(|free| *free != region);
+        self.free.len() < before
+    }
+
     /// A free region that takes room on the device, for giving it back.
     pub fn take_unpunched(&mut self) -> Option<u32> {
         self.take_free(false)

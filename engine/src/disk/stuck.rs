@@ -21,8 +21,10 @@ impl<D: BlockDevice> Log<D> {
             self.streams[queue as usize].hurry = false;
             self.streams[queue as usize].sealing.clear();
         }
-        self.reclaim = None;
-        self.stale.clear();
+        if let Some(reclaim) = self.reclaim.take().filter(|reclaim| reclaim.for_pins) {
+            self.stale.retry(reclaim.region);
+        }
+        self.stale.despair_of_all();
         self.discards.clear();
         self.emptied.clear();
     }
@@ -212,6 +214,7 @@ impl<D: BlockDevice> Log<D> {
             })
             .map(|(region, _)| *region)
             .collect();
+        self.stale.forget_all(|region| stale.contains(&region));
         let enough = (self.reads.foreign.len() / 16).max(1);
         if stale.len() < enough {
             return;
