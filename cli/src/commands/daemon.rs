@@ -26,8 +26,15 @@ pub enum End {
     Drained(DrainReport),
 }
 
-/// Says which of `--peers` lead nowhere yet, that is at the end of joining.
-pub fn warn_of_seeds<R: Reply>(assembly: &Assembly<R>, caller: &Caller) {
+/// Says which of `--peers` lead nowhere yet, that is at the end of joining, and whether this member is alone.
+///
+/// # Errors
+/// When the daemon shall end before it has started.
+pub fn warn_of_seeds<R: Reply>(
+    assembly: &Assembly<R>,
+    ends: &mpsc::Receiver<End>,
+    caller: &Caller,
+) -> Result<()> {
     let report = assembly.group.as_ref().map(|group| group.report());
     for seed in report.iter().flat_map(|report| &report.seeds) {
         if let Some(error) = &seed.error {
@@ -37,6 +44,13 @@ pub fn warn_of_seeds<R: Reply>(assembly: &Assembly<R>, caller: &Caller) {
             ));
         }
     }
+    let Some(group) = assembly.group.clone() else {
+        return Ok(());
+    };
+    if let Some(alone) = beside(ends, move || group.watch_alone())? {
+        caller.repeat(&format!("warning: {alone}"));
+    }
+    Ok(())
 }
 
 /// The runtime of everything but data: the control socket, signals, the group.

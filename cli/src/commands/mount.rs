@@ -102,7 +102,7 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let (origin, source) = (assembly.origin.clone(), args.source.clone());
     beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
     beside(&ends, assembly.joining())??;
-    warn_of_seeds(&assembly, caller);
+    warn_of_seeds(&assembly, &ends, caller)?;
 
     let client = assembly.engine.client();
     let fuse = options::fuse_options(args, assembly.engine.config());

@@ -93,7 +93,7 @@ fn serve(args: &ServeArgs, name: &str, caller: &Caller) -> Result<()> {
     let assembly = Assembly::<NoReader>::start(config, &serving.origin, cache, Some(group))?;
     check_sources(args, &assembly, &ends)?;
     beside(&ends, assembly.joining())??;
-    warn_of_seeds(&assembly, caller);
+    warn_of_seeds(&assembly, &ends, caller)?;
 
     let sources: Vec<String> = args.sources.iter().map(ToString::to_string).collect();
     let fixed = StatusReport {

@@ -5,9 +5,11 @@
 //! | [`plan`] | what the flags ask for, checked |
 //! | [`running`] | the endpoint, the membership and the views, until the end |
 //! | [`report`] | what `status` tells of the group |
+//! | [`alone`] | a member without others: said, and why |
 //! | [`draining`], [`routes`] | leaving with everything: started, stopped, watched |
 //! | [`stats`] | what `stats --group` tells: every member's counters |
 
+pub mod alone;
 pub mod draining;
 pub mod plan;
 pub mod report;

@@ -14,6 +14,7 @@ use forebay_membership::views::GroupView;
 use forebay_transport_tcp::{LinkState, LinkStatus, Refusal};
 use serde::{Deserialize, Serialize};
 
+use super::alone::AloneReport;
 use super::draining::DrainReport;
 use super::plan::GroupPlan;
 
@@ -44,6 +45,9 @@ pub struct GroupReport {
     pub asking: Option<SocketAddr>,
     /// A client: what was wrong with asking last.
     pub asking_error: Option<String>,
+    /// A member: that it is alone, and why; null when it is not, or was told of no others.
+    #[serde(default)]
+    pub alone: Option<AloneReport>,
     /// Gossip datagrams dropped, by reason.
     pub gossip_dropped: BTreeMap<String, u64>,
     /// Connections refused, by reason.

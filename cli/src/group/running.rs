@@ -17,6 +17,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
+use super::alone::Found;
 use super::draining::{DrainState, Draining};
 use super::plan::{GroupPlan, Role};
 use super::report::GroupReport;
@@ -47,6 +48,7 @@ pub struct Group {
     weight: OnceLock<u32>,
     pub(super) draining: Draining,
     pub(super) drain_begins: Arc<Notify>,
+    pub(super) alone: Found,
     /// The others are told at once how full this member is.
     pub(super) usage_due: Arc<Notify>,
     /// What others are told of this node's counters, once it is known.
@@ -55,7 +57,7 @@ pub struct Group {
 
 /// How views come.
 enum Joined {
-    Member(gossip::Group),
+    Member(Box<gossip::Group>),
     Client(Follower, Arc<Seeds>),
 }
 
@@ -99,6 +101,7 @@ impl Group {
             weight: OnceLock::new(),
             draining: Draining::default(),
             drain_begins: Arc::default(),
+            alone: Found::default(),
             usage_due: Arc::default(),
             counts,
         }))
@@ -131,7 +134,7 @@ impl Group {
                 Some(socket) => {
                     let group = self.gossip(socket, cores, cache_bytes).await?;
                     group.ready().await;
-                    let _ = self.joined.set(Joined::Member(group));
+                    let _ = self.joined.set(Joined::Member(Box::new(group)));
                 }
                 None => {
                     let seeds = Seeds::follow(self.plan.seeds.clone(), PORT_DEFAULT, self.plan.networks.clone());
@@ -235,6 +238,25 @@ impl Group {
         })
     }
 
+    /// Where others should be, of a member that is alone in its view; else nothing.
+    pub(super) fn missed(&self) -> Vec<SocketAddr> {
+        let Some(Joined::Member(group)) = self.joined.get() else {
+            return Vec::new();
+        };
+        let is_alone = self.views.newest().is_some_and(|view| {
+            let mut members = view.roster.members().iter();
+            members.all(|member| member.id == self.plan.me)
+        });
+        match is_alone {
+            true => group.other_seeds(),
+            false => Vec::new(),
+        }
+    }
+
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
     pub(super) fn runtime(&self) -> &Handle {
         &self.runtime
     }
@@ -287,6 +309,7 @@ impl Group {
             }
             None => {}
         }
+        report.alone = self.alone_report();
         let drain = self.drain_report();
         report.drain = (drain.state != DrainState::None).then_some(drain);
         report

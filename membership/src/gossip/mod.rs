@@ -60,6 +60,7 @@ pub struct GroupConfig {
 pub struct Group {
     id: PeerId,
     config: GroupConfig,
+    own: BTreeSet<SocketAddr>,
     handle: Arc<ChitchatHandle>,
     views: Views,
     census: Arc<Mutex<Vec<MemberStatus>>>,
@@ -142,7 +143,7 @@ impl Group {
         let watcher = Watcher::new(
             config.group.clone(),
             handle.clone(),
-            own,
+            own.clone(),
             seeds.clone(),
             views.clone(),
             census.clone(),
@@ -156,6 +157,7 @@ impl Group {
         Ok(Self {
             id,
             config,
+            own,
             handle,
             views,
             census,
@@ -180,6 +182,12 @@ impl Group {
         let mut newest = self.views.watch();
         // An error would mean that the sender is gone, and `self.views` holds it.
         let _ = newest.wait_for(Option::is_some).await;
+    }
+
+    /// Addresses of seeds that are not this member's own.
+    pub fn other_seeds(&self) -> Vec<SocketAddr> {
+        let addresses = self.seeds.addresses();
+        addresses.difference(&self.own).copied().collect()
     }
 
     /// What is known now.

@@ -34,6 +34,9 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     if let Some(error) = &group.asking_error {
         rows.push(("views from", format!("nobody: {error}")));
     }
+    if let Some(alone) = &group.alone {
+        rows.push(("warning", alone.to_string()));
+    }
     if let Some(drain) = &group.drain {
         let state = match drain.state {
             DrainState::None => "none",
