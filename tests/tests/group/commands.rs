@@ -68,13 +68,7 @@ fn members_show_each_other_and_leave_at_once() {
 #[test]
 fn a_weight_of_zero_leaves_and_a_wrong_secret_stays_out() {
     let cluster = Cluster::new(3);
-    let secret = |name: &str, text: &str| {
-        let path = cluster.place.dir(".").join(name);
-        fs::write(&path, text).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-        path.to_str().unwrap().to_owned()
-    };
-    let (right, wrong) = (secret("right", "s3cret\n"), secret("wrong", "other\n"));
+    let (right, wrong) = secrets(&cluster);
     cluster.serve("a", &["--group-secret-file", &right]);
     cluster.serve("c", &["--group-secret-file", &wrong]);
     // It has nothing to hand over, and leaves.
@@ -87,6 +81,55 @@ fn a_weight_of_zero_leaves_and_a_wrong_secret_stays_out() {
         group["gossip_dropped"]["unproven"].as_u64().unwrap_or(0) > 0
     });
     cluster.until_members(&["c"]);
+}
+
+/// The files of a group's secret and of another one.
+fn secrets(cluster: &Cluster) -> (String, String) {
+    let secret = |name: &str, text: &str| {
+        let path = cluster.place.dir(".").join(name);
+        fs::write(&path, text).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    (secret("right", "s3cret\n"), secret("wrong", "other\n"))
+}
+
+/// It would read the whole data set by itself, and nobody would know.
+#[test]
+fn a_member_that_is_alone_says_so_and_why() {
+    let cluster = Cluster::new(3);
+    let (right, wrong) = secrets(&cluster);
+    let serve = |name: &str, secret: &str| {
+        let args = cluster.serve_args(name, &["--group-secret-file", secret]);
+        cluster.place.run(&args).ok().stderr
+    };
+    let none =
+        "alone: no member of this group was found at any of the 2 other addresses of --peers";
+    let told = serve("a", &right);
+    for part in [none, "as the first member of a group does"] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    let told = serve("c", &wrong);
+    for part in [none, "another group secret", "until that is mended"] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    let status = cluster.json("serve:g/c");
+    let alone = &status["group"]["alone"];
+    assert_eq!(
+        (&alone["addresses"], &alone["refused"]),
+        (&2.into(), &true.into()),
+        "{status}"
+    );
+    let log = fs::read_to_string(status["log_file"].as_str().unwrap()).unwrap();
+    assert!(log.contains("WARN") && log.contains(none), "{log}");
+    let text = cluster.place.run(&["status", "serve:g/c"]).ok().text();
+    assert!(text.contains(none), "{text}");
+
+    let told = serve("b", &right);
+    assert!(!told.contains("alone"), "{told}");
+    cluster.until_members(&["a", "b"]);
+    let status = cluster.json("serve:g/a");
+    assert!(status["group"]["alone"].is_null(), "{status}");
 }
 
 /// Members that are looked for where there is nobody: the user hears of it, and they are found once they are there.
