@@ -277,6 +277,7 @@ impl<'a> Run<'a> {
             first_page: 0,
             bytes,
             checksums,
+            wanted: block.object.0.is_multiple_of(4),
         };
         self.disks[core].keep(self.now, fill);
         (0..4).for_each(|_| self.turn());
