@@ -62,8 +62,9 @@ pub const SERVE_ARENA_SHARE: usize = 4;
 /// What warm-ups wait for in memory, and what readers wait for from this node's disks, takes at most one part in this
 /// many of a core's arena each.
 pub const HERE_ARENA_SHARE: usize = 8;
-/// Bytes that a warm-up of a stripe has on their way at a time.
-pub const WARM_BYTES_MAX: usize = BLOCK_BYTES;
+/// What warm-ups have read, or are reading, and the disks have not written yet takes at most one part in this many of
+/// a core's arena. More than writes may hold would only wait for them, and be evicted meanwhile.
+pub const WARM_ARENA_SHARE: usize = DISK_WRITE_SHARE;
 /// Warm-ups, checks and evictions of ranges that one core has under way.
 pub const JOBS_PER_CORE_MAX: usize = 1_024;
 /// Blocks that one core of a member that leaves offers to others at a time,

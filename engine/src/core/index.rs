@@ -255,6 +255,8 @@ pub(super) struct Index {
     blocks: Slab<Block>,
     queues: Queues,
     entries_max: usize,
+    /// Blocks that warm-ups read and have not seen on disk yet, and how many do.
+    held: StableMap<BlockId, u32>,
     /// Blocks evicted.
     pub evictions: u64,
     /// How often cached bytes came or went.
@@ -271,6 +273,7 @@ impl Index {
             blocks: Slab::new(),
             queues: Queues::new(arena_bytes),
             entries_max: (arena_bytes / INDEX_SHARE / INDEX_ENTRY_BYTES).max(64),
+            held: StableMap::default(),
             evictions: 0,
             changes: 0,
             saving_bytes: 0,
@@ -420,6 +423,25 @@ impl Index {
         block.saving &= !of;
     }
 
+    /// A warm-up reads a block: it is not to be evicted before it is on disk.
+    pub fn hold(&mut self, id: BlockId) {
+        *self.held.entry(id).or_default() += 1;
+    }
+
+    /// One warm-up less.
+    pub fn unhold(&mut self, id: BlockId) {
+        if let Some(count) = self.held.get_mut(&id) {
+            *count -= 1;
+            if *count == 0 {
+                self.held.remove(&id);
+            }
+        }
+    }
+
+    fn is_held(&self, key: BlockKey) -> bool {
+        !self.held.is_empty() && self.held.contains_key(&self.blocks[key].id)
+    }
+
     /// The disk tier needs the memory copy of these pages no more.
     pub fn settled(&mut self, id: BlockId, pages: Range<usize>) {
         if let Some(key) = self.find(id) {
@@ -496,6 +518,11 @@ impl Index {
             self.map.remove(&block.id);
             self.blocks.remove(key);
         }
+    }
+
+    #[cfg(test)]
+    pub fn held_blocks(&self) -> usize {
+        self.held.len()
     }
 
     #[cfg(test)]

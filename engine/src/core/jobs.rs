@@ -6,8 +6,9 @@
 //! asked by a peer                           -> done here
 //! ```
 //!
-//! How a range is warmed is in [`warm`].
+//! How a range is warmed is in [`warm`], and how much at a time in [`room`].
 
+mod room;
 mod warm;
 
 use std::ops::Range;
@@ -17,6 +18,8 @@ use std::time::Duration;
 use super::index::{StableMap, mask_of_bytes};
 use super::timers::Due;
 use super::{Core, Tagged};
+use room::{Held, Room};
+
 use crate::client::{Callback, RangeRequest, RangeWork};
 use crate::errors::{OriginError, OriginErrorKind, ReadError};
 use crate::identity::{BlockId, ObjectVersion, Slot};
@@ -56,6 +59,8 @@ struct Job {
     tries: u32,
     /// What a warm-up waits for.
     waits: Waits,
+    /// What a warm-up may have in memory.
+    held: Held,
     /// Calls under way.
     calls: Vec<FetchTag>,
     /// Members that are still to be called.
@@ -72,6 +77,8 @@ struct Job {
 enum Waits {
     /// Nothing, or a timer.
     Nothing,
+    /// That others have put on disk what they read.
+    Room,
     /// Its chunk, from wherever it comes.
     Read,
     /// That this block's parts are on disk.
@@ -86,6 +93,8 @@ pub(super) struct Jobs {
     reading: usize,
     /// and who waits for the disk, by block.
     at_disk: StableMap<BlockId, Vec<JobKey>>,
+    /// What warm-ups have in memory that is not on disk.
+    room: Room,
     /// Those of peers, by what they asked.
     of_peers: StableMap<u64, JobKey>,
 }
@@ -124,7 +133,7 @@ impl Jobs {
             return;
         }
         match before {
-            Waits::Nothing => {}
+            Waits::Nothing | Waits::Room => {}
             Waits::Read => self.reading -= 1,
             Waits::Disk(block) => {
                 if let Some(keys) = self.at_disk.get_mut(&block) {
@@ -136,7 +145,7 @@ impl Jobs {
             }
         }
         match waits {
-            Waits::Nothing => {}
+            Waits::Nothing | Waits::Room => {}
             Waits::Read => self.reading += 1,
             Waits::Disk(block) => self.at_disk.entry(block).or_default().push(key),
         }
@@ -218,6 +227,7 @@ impl<P: Platform> Core<P> {
             pause_until: None,
             tries: 0,
             waits: Waits::Nothing,
+            held: Held::default(),
             calls: Vec::new(),
             to_call: Vec::new(),
             unreached: 0,
@@ -372,6 +382,7 @@ impl<P: Platform> Core<P> {
             return;
         }
         self.jobs.set_waits(key, Waits::Nothing);
+        self.let_go(key);
         let job = self.jobs.all.remove(key.slot);
         if let Asker::Peer(handle, _) = job.asker {
             self.jobs.of_peers.remove(&handle.0);

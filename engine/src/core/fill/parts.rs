@@ -42,7 +42,10 @@ impl<P: Platform> Core<P> {
         while sub < run.end {
             // What nobody waits for must not stand before what somebody does.
             let asked = sub * (SUB_BLOCK_BYTES as u64) < ask.demand.end;
-            let class = if asked { ask.class } else { Class::Prefetch };
+            let class = match ask.class {
+                Class::Demand if !asked => Class::Prefetch,
+                class => class,
+            };
             if class != Class::Demand && self.fills.len() >= FILLS_PER_CORE_MAX {
                 self.stats.prefetch_dropped += 1;
                 return;

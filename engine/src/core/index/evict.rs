@@ -17,7 +17,8 @@ impl Index {
     /// read will read go last.
     pub fn evict(&mut self) -> Option<usize> {
         self.evict_settled()
-            .or_else(|| self.evict_unawaited())
+            .or_else(|| self.evict_unawaited(true))
+            .or_else(|| self.evict_unawaited(false))
             .or_else(|| self.evict_any())
     }
 
@@ -29,9 +30,11 @@ impl Index {
         let mut spent = Where::Nowhere;
         for _ in 0..rounds {
             let (key, from) = self.queues.pop(spent)?;
+            let is_held = self.is_held(key);
             let block = &mut self.blocks[key];
             self.queues.shrink(from, block.footprint_bytes);
             let awaited = block.in_flight | block.saving != 0 || !block.waiters.is_empty();
+            let awaited = awaited || is_held;
             let keep = match (awaited, block.hits, from) {
                 (true, _, _) => {
                     busy += 1;
@@ -67,9 +70,15 @@ impl Index {
     }
 
     /// Every cached block is being completed by a fill or waited for, and those fills may be waiting
-    /// for just this memory: the oldest gives up what no reader waits for.
-    fn evict_unawaited(&mut self) -> Option<usize> {
+    /// for just this memory: the oldest gives up what no reader waits for, and, when it `spares` them, no warm-up.
+    fn evict_unawaited(&mut self, spares: bool) -> Option<usize> {
+        if !spares && self.held.is_empty() {
+            return None;
+        }
         self.evict_all_but(|index, key| {
+            if spares && index.is_held(key) {
+                return Mask::MAX;
+            }
             let block = &index.blocks[key];
             let wants = block.waiters.iter().map(|waiter| waiter.wants);
             wants.fold(block.saving, |all, wants| all | wants)

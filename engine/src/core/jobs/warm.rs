@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! look -> on disk          -> next chunk
+//!      -> no room yet      -> waits until other warm-ups have put on disk what they read
 //!      -> in memory        -> handed to the disk tier, which closes its batch soon; woken when that is written
 //!      -> in neither       -> a read; woken by its answer
 //! the disk tier refuses    -> looks again; given up when it is not even writing
@@ -20,7 +21,7 @@ use super::super::timers::Due;
 use super::{JobKey, PAUSE, Waits};
 use crate::errors::ReadError;
 use crate::identity::BlockId;
-use crate::limits::{BATCH_AWAITED_MS, BLOCK_BYTES, CHUNK_BYTES, WARM_BYTES_MAX};
+use crate::limits::{BATCH_AWAITED_MS, BLOCK_BYTES, CHUNK_BYTES};
 use crate::ports::{Class, Platform, Time};
 
 /// Looks after which a chunk that is not to be had, or that the disk does not take, is given up.
@@ -62,6 +63,9 @@ impl<P: Platform> Core<P> {
                     (job.at, job.tries) = (end, 0);
                 }
                 continue;
+            }
+            if !self.has_warm_room(now, key, at) {
+                return;
             }
             if tries > TRIES_MAX {
                 return match is_here {
@@ -127,7 +131,7 @@ impl<P: Platform> Core<P> {
             return;
         };
         let (object, deadline) = (job.object.clone(), job.deadline);
-        let want_bytes = (job.bytes.end - bytes.start).min(WARM_BYTES_MAX as u64) as u32;
+        let want_bytes = (job.held.bytes.end.max(bytes.end) - bytes.start) as u32;
         self.jobs.set_waits(key, Waits::Read);
         let id = self.next_id();
         let mut read = Read::bare(id, object, bytes, deadline, Reader::Job(key));

@@ -104,8 +104,10 @@ impl<P: Platform> Core<P> {
     /// Plans what a read misses. Fills stay within a stripe; a read may touch two.
     fn plan_read(&mut self, read: &Read<P::Reply>) -> Planned {
         let (start, end) = (read.offset, read.end());
-        // What a peer asks for is brought also when the peer has gone.
-        let deadline = match read.reader.is_peer() {
+        // What a peer asks for is brought also when the peer has gone, and what a warm-up began also when its time is
+        // over: it is asked for again.
+        let outlives = matches!(read.reader, Reader::Peer(_) | Reader::Job(_));
+        let deadline = match outlives {
             true => read.deadline.max(self.now + self.config.io_timeout),
             false => read.deadline,
         };

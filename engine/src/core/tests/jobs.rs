@@ -4,7 +4,7 @@ use super::disk::{ARENA, OBJECT, media};
 use super::group::{OTHERS, everyone};
 use super::*;
 use crate::client::{RangeRequest, RangeWork};
-use crate::limits::{BATCH_DELAY_MS, PAGE_BYTES, STRIPE_BYTES};
+use crate::limits::{BATCH_DELAY_MS, DISK_WRITE_SHARE, PAGE_BYTES, STRIPE_BYTES, WARM_ARENA_SHARE};
 use crate::wire::call::{Call, CallAnswer};
 
 type Told = Arc<Mutex<Vec<Result<u64, ReadError>>>>;
@@ -144,6 +144,89 @@ fn a_disk_that_stands_still_for_seconds_is_waited_for() {
     media.borrow_mut().hold_writes = false;
     assert_eq!(bench.finish(&told), Ok(STRIPE));
     assert_eq!(bench.core.stats().ledger.total_bytes(), STRIPE);
+}
+
+#[test]
+fn what_waits_for_a_slow_disk_is_bounded_and_not_read_twice() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    media.borrow_mut().hold_writes = true;
+    let jobs: Vec<Told> = (0..8)
+        .map(|n| bench.range(RangeWork::Warm, n * STRIPE, STRIPE))
+        .collect();
+    for _ in 0..200 {
+        bench.go_on(Duration::from_millis(5));
+    }
+    let read_bytes = bench.core.stats().ledger.total_bytes();
+    assert_eq!(read_bytes, ARENA / WARM_ARENA_SHARE as u64);
+    // Readers pass by meanwhile, with more than memory holds.
+    let passing = 2 * ARENA;
+    for n in 0..passing / MIB {
+        bench.get(8 * STRIPE + n * MIB, MIB);
+    }
+    while jobs.iter().any(|told| told.lock().is_empty()) {
+        media.borrow_mut().hold_writes = false;
+        bench.core.turn(Budget::default());
+        media.borrow_mut().hold_writes = true;
+        bench.go_on(Duration::from_millis(10));
+    }
+    assert!(jobs.iter().all(|told| told.lock()[..] == [Ok(STRIPE)]));
+    let stats = bench.core.stats();
+    assert_eq!(stats.ledger.bytes(Reason::Evicted), 0);
+    assert_eq!(stats.ledger.total_bytes(), 8 * STRIPE + passing);
+    media.borrow_mut().hold_writes = false;
+    bench.settle();
+    let kept = bench.range(RangeWork::Kept, 7 * STRIPE, STRIPE);
+    assert_eq!(kept.lock()[..], [Ok(STRIPE)]);
+}
+
+#[test]
+fn what_a_warm_up_cannot_hand_to_the_disk_yet_is_not_evicted_for_readers() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    media.borrow_mut().hold_writes = true;
+    // As much as may be on its way to disk is a reader's.
+    let of_reader = ARENA / DISK_WRITE_SHARE as u64;
+    for n in 0..of_reader / MIB {
+        bench.get(8 * STRIPE + n * MIB, MIB);
+    }
+    let told = bench.range(RangeWork::Warm, 0, STRIPE);
+    for _ in 0..20 {
+        bench.go_on(Duration::from_millis(5));
+    }
+    for n in 0..2 * ARENA / MIB {
+        // Read again and again, it stays in the main queue.
+        (0..3).for_each(|_| bench.get(9 * STRIPE + n * MIB, MIB));
+        bench.pass(Duration::from_millis(10));
+    }
+    media.borrow_mut().hold_writes = false;
+    assert_eq!(bench.finish(&told), Ok(STRIPE));
+    let total_bytes = bench.core.stats().ledger.total_bytes();
+    assert_eq!(total_bytes, STRIPE + of_reader + 2 * ARENA);
+}
+
+#[test]
+fn a_warm_up_that_ends_lets_others_have_its_room() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, OBJECT);
+    media.borrow_mut().hold_writes = true;
+    // More than there is room for, so that some end in the line and some with room.
+    let first: Vec<Told> = (0..8)
+        .map(|n| bench.range(RangeWork::Warm, n * STRIPE, STRIPE))
+        .collect();
+    for _ in 0..100 {
+        bench.go_on(TIMEOUT / 100);
+    }
+    bench.pass(Duration::from_secs(1));
+    assert!(
+        first
+            .iter()
+            .all(|told| told.lock()[..] == [Err(ReadError::Deadline)])
+    );
+    media.borrow_mut().hold_writes = false;
+    let told = bench.range(RangeWork::Warm, 9 * STRIPE, STRIPE);
+    assert_eq!(bench.finish(&told), Ok(STRIPE));
+    assert_eq!(bench.core.index.held_blocks(), 0);
 }
 
 #[test]
