@@ -1,13 +1,19 @@
 # Two commands do everything: `make demo` and `make test`. `make help` lists the others.
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
-.PHONY: help demo test build lint figure figures sim clean
+# Where `make install` puts things. mount(8) looks for its helpers in /sbin alone, which is /usr/sbin on Debian and Ubuntu.
+PREFIX ?= /usr/local
+SBINDIR ?= /usr/sbin
+
+.PHONY: help demo test build install lint figure figures sim clean
 
 help:
 	@echo "make demo             install what is missing, build, show a cache of three members: warm, compare, restart, kill"
 	@echo "                      S3=seaweedfs or S3=URL (with AWS_*) for another server"
 	@echo "make test             install what is missing, lint, run all tests (what CI runs)"
 	@echo "make build            optimised binaries in target/release"
+	@echo "make install          what was built: PREFIX/bin/forebay and SBINDIR/mount.forebay; PREFIX=/usr/local, SBINDIR=/usr/sbin"
+	@echo "                      (SBINDIR= leaves it out), DESTDIR= in front of both; STRIP=-s without debug information"
 	@echo "make lint             formatting, clippy, crate arrows, licences"
 	@echo "make figure F=NAME    measure one figure: fuse-null, amplification, one-fetch-local, idle,"
 	@echo "                      device-4k, device-seq, fuse-disk, miss-ratio, overflow, restart, foyer,"
@@ -25,6 +31,17 @@ test:
 build:
 	@ci/setup
 	cargo build --release --locked --workspace --bins
+
+# Builds nothing: it may run as root, and cargo should not.
+install:
+	@test -x "$(TARGET)/release/forebay" || { echo "nothing is built yet: run make build first" >&2; exit 1; }
+	install -d "$(DESTDIR)$(PREFIX)/bin"
+	install -m 755 $(STRIP) "$(TARGET)/release/forebay" "$(DESTDIR)$(PREFIX)/bin/forebay"
+ifneq ($(SBINDIR),)
+	install -d "$(DESTDIR)$(SBINDIR)"
+	install -m 755 deploy/mount.forebay "$(DESTDIR)$(SBINDIR)/mount.forebay"
+	ln -sf mount.forebay "$(DESTDIR)$(SBINDIR)/mount.fuse.forebay"
+endif
 
 lint:
 	@ci/setup test
