@@ -199,7 +199,10 @@ fn overview(jobs: &[JobReport]) -> String {
         vec![
             job.id.clone(),
             name(job).to_owned(),
-            state(job.state).to_owned(),
+            match &job.origin {
+                Some(_) => format!("{}, S3 silent", state(job.state)),
+                None => state(job.state).to_owned(),
+            },
             job.mount_point.clone(),
             format!("{}/{}", job.files_done, job.files),
             match job.work {
@@ -260,8 +263,10 @@ fn summary(job: &JobReport) -> String {
             job.files
         ),
     };
+    let origin = job.origin.as_ref();
+    let origin = origin.map_or(String::new(), |origin| format!("; S3 {origin}"));
     format!(
-        "{}: {what}, {}, {} failed, {}\n",
+        "{}: {what}, {}, {} failed, {}{origin}\n",
         job.mount_point,
         took(job),
         job.failed,

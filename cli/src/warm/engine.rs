@@ -1,16 +1,21 @@
 //! The engine's calls as futures, tried again where another attempt may succeed.
 
+use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use forebay_engine::client::{Client, RangeWork, Told};
+use forebay_engine::client::{Callback, Client, RangeWork, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
 use forebay_engine::identity::{Bucket, ObjectVersion};
 use forebay_engine::ports::{ListPage, ListRequest, ObjectMeta};
 use forebay_fuse::FuseReply;
+use tokio::sync::mpsc::unbounded_channel;
 use tokio::sync::oneshot;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout, timeout_at};
+
+use super::silence::{Silence, TRIAL_TIME, Turn};
+use super::tally::Tally;
 
 /// A full ring is tried again after this.
 const RING_PAUSE: Duration = Duration::from_millis(5);
@@ -25,18 +30,30 @@ const PAUSES: [Duration; 4] = [
 const AGE_MAX: Duration = Duration::ZERO;
 /// A stripe may take at least so long before it is looked at again.
 const STRIPE_TIME_MIN: Duration = Duration::from_secs(30);
+/// It is looked so often whether S3 answers.
+const WATCH_EVERY: Duration = Duration::from_secs(1);
 
-/// The engine of one mount.
+/// The engine of one mount, as one job uses it.
 #[derive(Clone, Debug)]
 pub struct MountEngine {
     client: Client<FuseReply>,
     bucket: Arc<Bucket>,
+    silence: Arc<Silence>,
 }
 
 impl MountEngine {
     /// Asks `client` for what is in `bucket`.
     pub fn new(client: Client<FuseReply>, bucket: Arc<Bucket>) -> Self {
-        Self { client, bucket }
+        Self {
+            client,
+            bucket,
+            silence: Arc::default(),
+        }
+    }
+
+    /// The same for another job.
+    pub fn for_job(&self) -> Self {
+        Self::new(self.client.clone(), self.bucket.clone())
     }
 
     /// Where the objects are.
@@ -114,22 +131,14 @@ impl MountEngine {
     /// # Errors
     /// For people.
     pub async fn head(&self, key: &Arc<str>) -> Result<Option<ObjectMeta>, String> {
-        let mut pauses = PAUSES.iter();
-        loop {
-            let (reply, answer) = oneshot::channel();
-            let reply = Box::new(move |told: Told<ObjectMeta>| {
-                let _ = reply.send(told.result);
-            });
+        let ask = |reply| {
             let asked = self.client.head(&self.bucket, key.clone(), AGE_MAX, reply);
-            if asked.is_err() {
-                sleep(RING_PAUSE).await;
-                continue;
-            }
-            match answer.await.unwrap_or_else(|_| Err(ended())) {
-                Ok(meta) => return Ok(Some(meta)),
-                Err(error) if error.kind == OriginErrorKind::NotFound => return Ok(None),
-                Err(error) => pause(error, &mut pauses).await?,
-            }
+            asked.is_ok()
+        };
+        match self.insist(ask).await {
+            Ok(meta) => Ok(Some(meta)),
+            Err(error) if error.kind == OriginErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error.to_string()),
         }
     }
 
@@ -138,34 +147,93 @@ impl MountEngine {
     /// # Errors
     /// For people.
     pub async fn list(&self, request: &ListRequest) -> Result<Arc<ListPage>, String> {
+        let ask = |reply| self.client.list(request.clone(), AGE_MAX, reply).is_ok();
+        let page = self.insist(ask).await;
+        page.map_err(|error| error.to_string())
+    }
+
+    /// Asks until there is an answer, or none was given within all the time that a job has.
+    async fn insist<T: Send + 'static>(
+        &self,
+        ask: impl Fn(Callback<Told<T>>) -> bool + Send + Sync,
+    ) -> Result<T, OriginError> {
+        let trial = match self.silence.turn().await {
+            Turn::Refused(error) => return Err(error),
+            Turn::Trial(trial) => Some(trial),
+            Turn::Patient => None,
+        };
+        let patience = match trial {
+            Some(_) => TRIAL_TIME,
+            None => self.client.io_timeout() + PAUSES.iter().sum::<Duration>(),
+        };
+        let until = Instant::now() + patience;
         let mut pauses = PAUSES.iter();
         loop {
-            let (reply, answer) = oneshot::channel();
-            let reply = Box::new(move |told: Told<Arc<ListPage>>| {
-                let _ = reply.send(told.result);
-            });
-            if self.client.list(request.clone(), AGE_MAX, reply).is_err() {
-                sleep(RING_PAUSE).await;
-                continue;
-            }
-            match answer.await.unwrap_or_else(|_| Err(ended())) {
-                Ok(page) => return Ok(page),
-                Err(error) => pause(error, &mut pauses).await?,
+            let began = Instant::now();
+            let Ok(answer) = timeout_at(until.into(), ask_once(&ask)).await else {
+                self.silence.unanswered(began);
+                break;
+            };
+            let error = match answer {
+                Err(error) if error.kind.is_transient() => error,
+                answer => {
+                    self.silence.answered();
+                    return answer;
+                }
+            };
+            self.silence.failed(began, &error);
+            let pause = pauses.next().filter(|pause| began + **pause < until);
+            match pause {
+                Some(pause) if trial.is_none() => sleep(*pause).await,
+                _ if self.silence.span().is_some() => break,
+                _ => return Err(error),
             }
         }
+        if let Some(trial) = trial {
+            trial.failed();
+        }
+        Err(self.silence.give_up())
+    }
+
+    /// Tells `tally` how long S3 has not answered, as the job or this node's cores find it; never ends.
+    pub async fn watch(&self, tally: &Tally) -> Infallible {
+        loop {
+            sleep(WATCH_EVERY).await;
+            let found = self.outage().await;
+            tally.silent(found.max(self.silence.span()));
+        }
+    }
+
+    /// How long the origin has not answered the cores of this node; none when it does.
+    async fn outage(&self) -> Option<Duration> {
+        let (sender, mut receiver) = unbounded_channel();
+        self.client.stats(move |stats| {
+            let _ = sender.send(stats.outage_ns);
+        });
+        let mut longest_ns = 0;
+        let all = async {
+            while let Some(outage_ns) = receiver.recv().await {
+                longest_ns = longest_ns.max(outage_ns);
+            }
+        };
+        // Who does not tell now is asked again soon.
+        let _ = timeout(WATCH_EVERY, all).await;
+        (longest_ns > 0).then(|| Duration::from_nanos(longest_ns))
     }
 }
 
-async fn pause(
-    error: OriginError,
-    pauses: &mut std::slice::Iter<'_, Duration>,
-) -> Result<(), String> {
-    match pauses.next().filter(|_| error.kind.is_transient()) {
-        Some(pause) => {
-            sleep(*pause).await;
-            Ok(())
+async fn ask_once<T: Send + 'static>(
+    ask: impl Fn(Callback<Told<T>>) -> bool + Send + Sync,
+) -> Result<T, OriginError> {
+    loop {
+        let (reply, answer) = oneshot::channel();
+        let reply = Box::new(move |told: Told<T>| {
+            let _ = reply.send(told.result);
+        });
+        if ask(reply) {
+            return answer.await.unwrap_or_else(|_| Err(ended()));
         }
-        None => Err(error.to_string()),
+        sleep(RING_PAUSE).await;
     }
 }
 

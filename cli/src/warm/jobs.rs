@@ -137,12 +137,18 @@ impl Jobs {
             });
             jobs.insert(number, job.clone());
         }
-        let (mounted, running) = (self.mounted.clone(), job.clone());
+        let running = job.clone();
+        let engine = self.mounted.engine.for_job();
+        let mounted = Mounted {
+            engine: engine.clone(),
+            ..self.mounted.clone()
+        };
         tokio::spawn(async move {
             let work = mounted.work(request, running.tally.clone(), lines.clone());
             let state = tokio::select! {
                 () = work => JobState::Done,
                 () = running.stopped() => JobState::Stopped,
+                never = engine.watch(&running.tally) => match never {},
             };
             running.tally.enter(state);
             if let Some(lines) = lines {
@@ -201,7 +207,10 @@ impl Mounted {
                 // only while all of them are named.
                 if tally.names_all() {
                     tally.enter(JobState::Checking);
-                    pass(Aim::Confirm).run(told(None), parallel).await;
+                    let listed = |asked: &&Asked| tally.was_listed(&asked.path);
+                    let again: Vec<Asked> = paths.iter().filter(listed).cloned().collect();
+                    let again = lister.start(again.into(), None);
+                    pass(Aim::Confirm).run(again, parallel).await;
                 }
             }
             (Work::Check, Some(lines)) => {

@@ -24,8 +24,10 @@ const PATHS_AT_ONCE: usize = 16;
 pub enum Told {
     /// A file.
     File(ObjectMeta),
-    /// A path failed: it, and why.
+    /// A path failed: it, and why. Nothing was told of it.
     Failed(String, String),
+    /// A path failed after some of its files were told.
+    BrokeOff(String, String),
 }
 
 /// What a path is.
@@ -35,6 +37,31 @@ pub enum Place {
     File(ObjectMeta),
     /// All keys with this prefix; the first page of them.
     Directory(Arc<str>, Arc<ListPage>),
+}
+
+/// Why a path was not listed.
+enum ListError {
+    /// From the beginning.
+    Failed(String),
+    /// After some of it.
+    BrokeOff(String),
+}
+
+impl From<String> for ListError {
+    fn from(reason: String) -> Self {
+        Self::Failed(reason)
+    }
+}
+
+impl ListError {
+    fn told(self, path: String) -> Told {
+        match self {
+            Self::Failed(reason) => Told::Failed(path, reason),
+            Self::BrokeOff(reason) => {
+                Told::BrokeOff(path, format!("its listing broke off: {reason}"))
+            }
+        }
+    }
 }
 
 /// Finds the objects of `paths`.
@@ -68,9 +95,9 @@ impl Lister {
                 let tally = tally.clone();
                 under_way.spawn(async move {
                     let listed = lister.path(&paths[n], &sender, tally.as_deref()).await;
-                    if let Err(reason) = listed {
+                    if let Err(error) = listed {
                         let path = paths[n].path.clone();
-                        let _ = sender.send(Told::Failed(path, reason)).await;
+                        let _ = sender.send(error.told(path)).await;
                     }
                 });
             }
@@ -87,7 +114,7 @@ impl Lister {
         asked: &Asked,
         to: &Sender<Told>,
         tally: Option<&Tally>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ListError> {
         match self.look(&asked.path).await? {
             _ if asked.covered => Ok(()),
             Place::Directory(prefix, first) => self.directory(&prefix, first, to, tally).await,
@@ -157,7 +184,7 @@ impl Lister {
         first: Arc<ListPage>,
         to: &Sender<Told>,
         tally: Option<&Tally>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ListError> {
         let (mut page, mut waiting, mut out) = (first, Waiting::default(), Vec::new());
         loop {
             let mut left_out = u64::from(page.left_out);
@@ -184,7 +211,7 @@ impl Lister {
             page = self
                 .page(prefix, Some(next))
                 .await
-                .map_err(|error| format!("its listing broke off: {error}"))?;
+                .map_err(ListError::BrokeOff)?;
         }
     }
 }

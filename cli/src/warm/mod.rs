@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`report`] | what travels through the control socket |
 //! | [`engine`] | the engine's calls as futures, tried again where that helps |
+//! | [`silence`] | whether S3 answers a job |
 //! | [`once`] | paths that are asked for more than once |
 //! | [`found`], [`listing`] | from paths to objects: by listings, with bounded memory |
 //! | [`attributes`] | `--metadata-only` |
@@ -27,4 +28,5 @@ pub mod places;
 pub mod progress;
 pub mod report;
 pub mod routes;
+pub mod silence;
 pub mod tally;

@@ -82,7 +82,8 @@ impl Pass {
         while let Some(told) = told.recv().await {
             match told {
                 Told::File(meta) => self.file(&meta, &permits, &mut under_way).await,
-                Told::Failed(path, reason) => self.tally.failed(&path, reason),
+                Told::Failed(path, reason) => self.tally.not_listed(&path, reason),
+                Told::BrokeOff(path, reason) => self.tally.failed(&path, reason),
             }
         }
         while under_way.join_next().await.is_some() {}

@@ -5,8 +5,15 @@ use crate::output::percent;
 use crate::progress::rest;
 use crate::units::Bytes;
 
-/// What was done, of how much, how fast, and how long the rest takes at that rate.
+/// What was done, of how much, how fast, and how long the rest takes at that rate; what S3 is like, if it is silent.
 pub fn line(report: &JobReport, rate: f64) -> String {
+    match &report.origin {
+        Some(origin) => format!("{}; S3 {origin}", done(report, rate)),
+        None => done(report, rate),
+    }
+}
+
+fn done(report: &JobReport, rate: f64) -> String {
     let files = match report.listed {
         true => format!("{} of {} files", report.files_done, report.files),
         false => format!("{} of {} files so far", report.files_done, report.files),
@@ -69,11 +76,12 @@ mod tests {
         );
         let listing = JobReport {
             listed: false,
+            origin: Some("has not answered for 12 s".into()),
             ..report()
         };
         assert_eq!(
             line(&listing, rate),
-            "25 MiB of 100 MiB known so far, 5 MiB/s, still ?, 5 of 20 files so far, 1 failed"
+            "25 MiB of 100 MiB known so far, 5 MiB/s, still ?, 5 of 20 files so far, 1 failed; S3 has not answered for 12 s"
         );
     }
 }

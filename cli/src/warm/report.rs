@@ -112,6 +112,9 @@ pub struct JobReport {
     pub none: u64,
     /// Objects that the mount does not show, passed over.
     pub left_out: u64,
+    /// What S3 is like while it does not answer.
+    #[serde(default)]
+    pub origin: Option<String>,
     /// Paths and files that failed.
     pub failed: u64,
     /// The first of them.

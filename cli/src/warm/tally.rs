@@ -6,6 +6,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use crate::units::show_duration;
+
 use super::report::{Failure, JobReport, JobState, NAMED_MAX, Work, state_of};
 
 /// Counts of one job, shared by all that work for it.
@@ -21,6 +23,10 @@ struct Inner {
     took: Option<Duration>,
     /// The paths of `report.failures`.
     named: HashSet<Arc<str>>,
+    /// Those of them of which no listing told anything.
+    unlisted: HashSet<Arc<str>>,
+    /// How long S3 has not answered, as of when that was seen.
+    silent: Option<Duration>,
 }
 
 impl Tally {
@@ -46,8 +52,11 @@ impl Tally {
     pub fn report(&self) -> JobReport {
         let inner = self.inner.lock();
         let took = inner.took.unwrap_or_else(|| self.started.elapsed());
+        let silent = inner.silent.filter(|_| !inner.report.state.is_over());
+        let origin = silent.map(|span| format!("has not answered for {}", show_duration(span)));
         JobReport {
             seconds: took.as_secs_f64(),
+            origin,
             ..inner.report.clone()
         }
     }
@@ -112,6 +121,25 @@ impl Tally {
         self.inner.lock().report.dropped_bytes += bytes;
     }
 
+    /// How long S3 has not answered; none: it does, or has not been asked.
+    pub fn silent(&self, span: Option<Duration>) {
+        self.inner.lock().silent = span;
+    }
+
+    /// Nothing is known of what a path is, or what is in it.
+    pub fn not_listed(&self, path: &str, reason: String) {
+        self.failed(path, reason);
+        let inner = &mut *self.inner.lock();
+        if let Some(path) = inner.named.get(path) {
+            inner.unlisted.insert(path.clone());
+        }
+    }
+
+    /// Whether a path was listed, or may have been: more fail than are named.
+    pub fn was_listed(&self, path: &str) -> bool {
+        !self.inner.lock().unlisted.contains(path)
+    }
+
     /// A path or file failed. Of one that is named already nothing is added.
     pub fn failed(&self, path: &str, reason: String) {
         let inner = &mut *self.inner.lock();
@@ -154,6 +182,29 @@ mod tests {
         );
         assert_eq!(report.failures[0].reason, "x");
         assert!(!tally.names_all());
+    }
+
+    #[test]
+    fn what_was_not_listed_is_known_by_name() {
+        let tally = Tally::new("1-1".into(), "/m".into(), Work::Warmup);
+        tally.not_listed("a", "x".into());
+        tally.failed("b", "y".into());
+        assert_eq!(tally.report().failed, 2);
+        assert!(!tally.was_listed("a") && tally.was_listed("b"));
+    }
+
+    #[test]
+    fn the_origin_is_told_of_only_while_it_is_silent_and_the_job_runs() {
+        let tally = Tally::new("1-1".into(), "/m".into(), Work::Warmup);
+        assert_eq!(tally.report().origin, None);
+        tally.silent(Some(Duration::from_millis(12_345)));
+        let origin = tally.report().origin.unwrap();
+        assert_eq!(origin, "has not answered for 12.3 s");
+        tally.silent(None);
+        assert_eq!(tally.report().origin, None);
+        tally.silent(Some(Duration::from_secs(2)));
+        tally.enter(JobState::Done);
+        assert_eq!(tally.report().origin, None);
     }
 
     #[test]

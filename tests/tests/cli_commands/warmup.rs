@@ -14,6 +14,10 @@ const MIB: usize = 1 << 20;
 
 /// A mount with a cache on disk of `size`.
 fn mount(place: &Place, size: &str) -> PathBuf {
+    mount_with(place, size, &[])
+}
+
+fn mount_with(place: &Place, size: &str, more: &[&str]) -> PathBuf {
     let (path, cache) = (place.dir("m"), place.dir("c"));
     let (path_text, cache) = (path.to_str().unwrap(), cache.to_str().unwrap());
     let args = [
@@ -26,7 +30,7 @@ fn mount(place: &Place, size: &str) -> PathBuf {
         size,
     ];
     place
-        .run(&[&args[..], &["--free-space-ratio", "0"]].concat())
+        .run(&[&args[..], &["--free-space-ratio", "0"], more].concat())
         .ok();
     path
 }
@@ -253,6 +257,45 @@ fn an_origin_that_fails_for_a_while_is_waited_for() {
     std::thread::sleep(Duration::from_secs(3));
     place.server.faults().clear();
     warmup.wait(COMMAND_TIMEOUT).ok();
+    check(&place, "m/d");
+}
+
+#[test]
+fn an_origin_that_is_gone_is_told_and_waited_for_once() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    let paths: Vec<String> = (0..300).map(|n| format!("d/{n}")).collect();
+    for path in &paths {
+        place.server.put("bucket", path.clone(), "x");
+    }
+    let path = mount_with(&place, "128MiB", &["--io-timeout", "1s"]);
+    for class in [Class::Head, Class::List] {
+        place.server.faults().add(Rule::always(class, Fault::Reset));
+    }
+    let list: Vec<String> = paths.iter().map(|path| format!("m/{path}\n")).collect();
+    fs::write(path.with_file_name("list"), list.concat()).unwrap();
+    let args = ["warmup", "--listfile", "list", "--background"];
+    let id = place.run(&args).ok().text().trim().to_owned();
+    let report = || {
+        let ended = place.run(&["warmup", "--status", &id, "--json"]);
+        json(&ended.text())
+    };
+    eventually("it is told that S3 does not answer", || {
+        let origin = report()["origin"].as_str().map(str::to_owned);
+        origin.is_some_and(|origin| origin.starts_with("has not answered for "))
+    });
+    // Each path for itself would take minutes.
+    eventually("all of it has failed", || report()["failed"] == 300);
+    place.server.faults().clear();
+    eventually("it is done", || report()["state"] == "done");
+    let report = report();
+    assert_eq!(report["origin"], Value::Null, "{report}");
+    for state in ["full", "partial", "none"] {
+        assert_eq!(report[state], 0, "it looked again: {report}");
+    }
+    warmed(&place, "m/d");
     check(&place, "m/d");
 }
 
