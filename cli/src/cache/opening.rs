@@ -16,7 +16,7 @@ use forebay_nvme_uring::{OpenError, OpenOptions, UringFile};
 use super::blocking::{Blocking, in_words};
 use super::dirs::CacheDirs;
 use super::lock::{DirLock, Held, PATIENCE, user_of_device};
-use super::place::{NEW_LOG_FILE, Owner, Place, sync_dir};
+use super::place::{LOG_FILE, NEW_LOG_FILE, Owner, Place, sync_dir};
 use super::room::Room;
 use crate::units::{Bytes, Share};
 
@@ -208,16 +208,25 @@ impl Claim {
         })
     }
 
-    /// Why a cache is not this node's. In a directory each has its own part.
+    /// Why a cache is not this node's. In a directory each node has its own part; but a part, or its file, can be
+    /// moved and copied.
     fn others(&self, superblock: &Superblock, config: &CacheConfig) -> Option<anyhow::Error> {
-        let owner = config.owner.to_string();
-        let is_device = matches!(self.place, Place::Device(_));
-        (is_device && superblock.owner != owner).then(|| {
-            anyhow!(
-                "{} is the cache of {}, and this node is {owner}: if it is the same node, give its --cache-group and --node-id",
-                self.place,
-                superblock.owner
-            )
+        let (owner, found) = (config.owner.to_string(), &superblock.owner);
+        if *found == owner {
+            return None;
+        }
+        let place = &self.place;
+        Some(match place {
+            Place::Device(_) => anyhow!(
+                "{place} is the cache of {found}, and this node is {owner}: if it is the same node, give its --cache-group \
+                 and --node-id"
+            ),
+            Place::Directory(_) => anyhow!(
+                "{} is the cache of {found}, and this node is {owner}: was it moved or copied here? Move it back to \
+                 {}/{found}/{LOG_FILE}; if it is the same node, give that --cache-group and --node-id as well",
+                place.log_path().display(),
+                self.name
+            ),
         })
     }
 

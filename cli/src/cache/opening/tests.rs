@@ -258,3 +258,40 @@ fn a_directory_that_is_named_twice_is_told_as_such() {
         assert!(!log_in(&dirs.all[0]).exists());
     }
 }
+
+#[test]
+fn the_log_of_another_node_is_not_taken_in_a_directory_either() {
+    let dirs = dirs(1);
+    let mut asked = asked(&dirs.all, 128);
+    let id = asked.one().shared.log;
+    // Who takes another name has another part; who moves the part as well is told.
+    asked.config.owner.node = "m".parse().unwrap();
+    let (before, after) = (dirs.all[0].join("g/n"), dirs.all[0].join("g/m"));
+    fs::rename(&before, &after).unwrap();
+    let refused = |asked: &Asked| {
+        let error = text(asked.open().unwrap_err());
+        let back = dirs.all[0].join("g/n/blocks").display().to_string();
+        for part in [
+            "cache of g/n",
+            "this node is g/m",
+            "--node-id",
+            &back,
+            "--format",
+        ] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    };
+    refused(&asked);
+    asked.config.overwrite = Overwrite::Ours;
+    refused(&asked);
+    asked.config.overwrite = Overwrite::Nothing;
+    asked.config.owner.node = "n".parse().unwrap();
+    fs::rename(&after, &before).unwrap();
+    assert_eq!(asked.one().shared.log, id);
+    fs::rename(&before, &after).unwrap();
+    asked.config.owner.node = "m".parse().unwrap();
+    asked.config.overwrite = Overwrite::Unusable;
+    assert!(asked.one().is_new);
+    asked.config.overwrite = Overwrite::Nothing;
+    assert!(!asked.one().is_new);
+}
