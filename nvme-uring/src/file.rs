@@ -96,6 +96,17 @@ pub struct UringFile {
     pub(crate) told: Told,
 }
 
+/// Where a file is that is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// Where it was opened; a block device always.
+    InPlace,
+    /// It has no name any more: it is gone once it is closed.
+    Removed,
+    /// Another file is there or none: it was moved, or its file system was unmounted or covered.
+    Elsewhere,
+}
+
 /// Warnings that were given already.
 #[derive(Debug, Default)]
 pub(crate) struct Told {
@@ -294,6 +305,27 @@ impl UringFile {
             rustix::fs::ftruncate(&self.fd, self.geometry.capacity_bytes)?;
         }
         Ok(())
+    }
+
+    /// Whether the path that it was opened by still leads to it.
+    ///
+    /// # Errors
+    /// What the kernel says, other than that nothing is there.
+    pub fn presence(&self) -> io::Result<Presence> {
+        if self.block_device {
+            return Ok(Presence::InPlace);
+        }
+        let open = rustix::fs::fstat(&self.fd)?;
+        if open.st_nlink == 0 {
+            return Ok(Presence::Removed);
+        }
+        match rustix::fs::stat(&self.path) {
+            Ok(found) if (found.st_dev, found.st_ino) == (open.st_dev, open.st_ino) => {
+                Ok(Presence::InPlace)
+            }
+            Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => Ok(Presence::Elsewhere),
+            Err(errno) => Err(errno.into()),
+        }
     }
 
     /// Bytes that the file takes on its disk: what was written and not discarded, rounded up to the

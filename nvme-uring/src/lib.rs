@@ -25,6 +25,6 @@ mod ring;
 mod setup;
 
 pub use device::{DEPTH_MAX, UringDevice};
-pub use file::{OpenError, OpenOptions, UringFile};
+pub use file::{OpenError, OpenOptions, Presence, UringFile};
 pub use patience::{DROP_WAIT, DROP_WAIT_MIN};
 pub use setup::{SetupError, try_ring};

@@ -18,6 +18,7 @@
 //! | [`running`] | a cache in use, from the flags |
 //! | [`room`] | a file system's free space, and the default size |
 //! | [`gauge`], [`monitor`] | `--free-space-ratio` while a cache is used: the logic, and its thread |
+//! | [`presence`] | whether its files are still where the next start looks for them |
 //! | [`blocking`], [`scan`] | for tools: a device for one thread that waits, a log region by region |
 
 pub mod blocking;
@@ -28,6 +29,7 @@ pub mod monitor;
 pub mod names;
 pub mod opening;
 pub mod place;
+pub mod presence;
 pub mod room;
 pub mod running;
 pub mod scan;

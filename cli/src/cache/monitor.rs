@@ -1,6 +1,6 @@
-//! Keeps `--free-space-ratio` of each directory's file system free: one thread for the process.
+//! Keeps `--free-space-ratio` of each directory's file system free, and sees when a file loses its place: one thread for
+//! the process.
 
-use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use forebay_nvme_uring::UringFile;
 use super::gauge::{Gauge, Seen};
 use super::opening::OpenLog;
 use super::place::Place;
+use super::presence;
 use super::room::Room;
 use crate::units::{Bytes, Share};
 
@@ -24,6 +25,7 @@ type Wake = Arc<OnceLock<Box<dyn Fn() + Send + Sync>>>;
 /// Watches until it is dropped.
 pub struct SpaceMonitor {
     wake: Wake,
+    places: Vec<Arc<presence::Watched>>,
     _stop: mpsc::Sender<()>,
 }
 
@@ -34,8 +36,8 @@ impl std::fmt::Debug for SpaceMonitor {
 }
 
 impl SpaceMonitor {
-    /// Sets what each log may occupy, and watches the logs in directories. Block devices, and file systems
-    /// that do not tell their size, are not watched: all of them may be used.
+    /// Sets what each log may occupy, and watches the logs in directories. Of block devices, and file systems
+    /// that do not tell their size, all may be used.
     ///
     /// # Errors
     /// When there can be no thread.
@@ -44,12 +46,16 @@ impl SpaceMonitor {
         let (stop, stopped) = mpsc::channel();
         let wake = Wake::default();
         let to_wake = wake.clone();
-        if !watched.is_empty() {
+        let place = |log: &OpenLog| Arc::new(presence::Watched::new(log.file.clone()));
+        let places: Vec<_> = logs.iter().map(place).collect();
+        if logs.iter().any(|log| !log.file.is_block_device()) {
+            let places = places.clone();
             // Never joined: a file system that hangs must not hold up the process's end.
             std::thread::Builder::new()
                 .name("free-space".into())
                 .spawn(move || {
                     while let Err(mpsc::RecvTimeoutError::Timeout) = stopped.recv_timeout(TICK) {
+                        places.iter().for_each(|place| place.look());
                         if look(&mut watched, ratio)
                             && let Some(wake) = to_wake.get()
                         {
@@ -59,7 +65,16 @@ impl SpaceMonitor {
                 })
                 .context("cannot start a thread")?;
         }
-        Ok(Self { wake, _stop: stop })
+        Ok(Self {
+            wake,
+            places,
+            _stop: stop,
+        })
+    }
+
+    /// Where the logs' files are, in the logs' order.
+    pub fn places(&self) -> &[Arc<presence::Watched>] {
+        &self.places
     }
 
     /// `wake` is called after a log was allowed more or less: idle cores would not notice. The first
@@ -71,7 +86,6 @@ impl SpaceMonitor {
 
 /// One log in a directory.
 struct Watched {
-    dir: PathBuf,
     file: Arc<UringFile>,
     shared: Arc<DeviceShared>,
     gauge: Gauge,
@@ -82,14 +96,14 @@ impl Watched {
         let rooms: Vec<Option<Room>> = logs
             .iter()
             .map(|log| match &log.place {
-                Place::Directory(dir) => Room::of(dir).ok().filter(|room| room.total_bytes > 0),
+                Place::Directory(_) => room_of(&log.file),
                 Place::Device(_) => None,
             })
             .collect();
         let mut watched = Vec::new();
         for (log, room) in logs.iter().zip(&rooms) {
             let capacity_bytes = log.file.geometry().capacity_bytes;
-            let (Place::Directory(dir), Some(room)) = (&log.place, room) else {
+            let Some(room) = room else {
                 log.shared
                     .allowed_bytes
                     .store(capacity_bytes, Ordering::Relaxed);
@@ -110,7 +124,6 @@ impl Watched {
                 );
             }
             watched.push(Self {
-                dir: dir.clone(),
                 file: log.file.clone(),
                 shared: log.shared.clone(),
                 gauge,
@@ -125,11 +138,7 @@ fn look(watched: &mut [Watched], ratio: Share) -> bool {
     // What does not answer now is left as it is: the cores see its errors themselves.
     let rooms: Vec<Option<Room>> = watched
         .iter()
-        .map(|watched| {
-            Room::of(&watched.dir)
-                .ok()
-                .filter(|room| room.total_bytes > 0)
-        })
+        .map(|watched| room_of(&watched.file))
         .collect();
     let mut changed = false;
     for (watched, room) in watched.iter_mut().zip(&rooms) {
@@ -155,6 +164,12 @@ fn look(watched: &mut [Watched], ratio: Share) -> bool {
         }
     }
     changed
+}
+
+/// The open file's own file system, whatever is at its path now; none when it does not tell its size.
+fn room_of(file: &UringFile) -> Option<Room> {
+    let room = Room::around(file).ok();
+    room.filter(|room| room.total_bytes > 0)
 }
 
 fn sharers(rooms: &[Option<Room>], room: &Room) -> usize {

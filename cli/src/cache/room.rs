@@ -1,7 +1,10 @@
 //! How much room a file system has, and how large a cache on it is.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::Path;
+
+use rustix::fs::StatVfs;
 
 use crate::units::Share;
 
@@ -27,11 +30,25 @@ impl Room {
     pub fn of(dir: &Path) -> io::Result<Self> {
         let stat = rustix::fs::statvfs(dir)?;
         let device = rustix::fs::stat(dir)?.st_dev;
-        Ok(Self {
+        Ok(Self::new(&stat, device))
+    }
+
+    /// Asks the file system of an open file.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn around(file: impl AsFd) -> io::Result<Self> {
+        let stat = rustix::fs::fstatvfs(&file)?;
+        let device = rustix::fs::fstat(&file)?.st_dev;
+        Ok(Self::new(&stat, device))
+    }
+
+    fn new(stat: &StatVfs, device: u64) -> Self {
+        Self {
             total_bytes: stat.f_blocks.saturating_mul(stat.f_frsize),
             free_bytes: stat.f_bavail.saturating_mul(stat.f_frsize),
             device,
-        })
+        }
     }
 
     /// What is free beyond `ratio` of the whole; less than zero when it is less.

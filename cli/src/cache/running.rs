@@ -12,6 +12,7 @@ use super::monitor::SpaceMonitor;
 use super::names::node_of_this_machine;
 use super::opening::{CacheConfig, OpenLog, Overwrite, open};
 use super::place::Owner;
+use super::presence;
 use crate::args::{CacheArgs, NodeArgs};
 use crate::control::disk_report::DiskStatus;
 use crate::host::DiskSource;
@@ -87,19 +88,36 @@ impl Cache {
 
     /// What is to be told of it while it is used.
     pub fn watched(&self) -> WatchedCache {
-        let one = |log: &OpenLog| (log.file.clone(), log.shared.clone());
-        WatchedCache(self.logs.iter().map(one).collect())
+        let places = self.monitor.places().iter().cloned();
+        let one = |(log, place): (&OpenLog, _)| WatchedLog {
+            file: log.file.clone(),
+            shared: log.shared.clone(),
+            place,
+        };
+        WatchedCache(self.logs.iter().zip(places).map(one).collect())
     }
 }
 
 /// What `status` looks at. Holds no lock.
 #[derive(Clone, Debug, Default)]
-pub struct WatchedCache(Vec<(Arc<UringFile>, Arc<DeviceShared>)>);
+pub struct WatchedCache(Vec<WatchedLog>);
+
+#[derive(Clone, Debug)]
+struct WatchedLog {
+    file: Arc<UringFile>,
+    shared: Arc<DeviceShared>,
+    place: Arc<presence::Watched>,
+}
 
 impl WatchedCache {
     /// Each directory and device as it is now; `disk` is what the cores know.
     pub fn status(&self, disk: &DiskStats) -> Vec<DiskStatus> {
-        let one = |(file, shared): &(Arc<UringFile>, Arc<DeviceShared>)| {
+        let one = |log: &WatchedLog| {
+            let WatchedLog {
+                file,
+                shared,
+                place,
+            } = log;
             let size_bytes = file.geometry().capacity_bytes;
             let host = DiskStatus {
                 name: shared.name.clone(),
@@ -108,6 +126,7 @@ impl WatchedCache {
                 allowed_bytes: shared.allowed_bytes.load(Ordering::Relaxed).min(size_bytes),
                 occupied_bytes: file.allocated_bytes().unwrap_or(0),
                 buffered: !file.is_direct(),
+                misplaced: place.trouble().unwrap_or_default(),
                 ..DiskStatus::default()
             };
             host.with(disk)

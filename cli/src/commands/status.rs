@@ -276,6 +276,9 @@ fn details(status: &StatusReport) -> String {
         ),
     ];
     let disks = status.disks.iter().map(|disk| ("disk", disk_line(disk)));
+    let misplaced = status.disks.iter().map(|disk| disk.misplaced.clone());
+    let misplaced = misplaced.filter(|trouble| !trouble.is_empty());
+    let disks = disks.chain(misplaced.map(|trouble| ("warning", trouble)));
     let outage = (status.s3_silent_seconds > 0.0).then(|| ("S3", outage_line(status)));
     let rows: Vec<Vec<String>> = rows
         .into_iter()
@@ -345,12 +348,14 @@ mod tests {
             disk("/a", "serving", ""),
             disk("/b", "retired", "65 faults"),
         ];
+        status.disks[0].misplaced = "/a/blocks was removed".into();
         assert_eq!(disk_summary(&status.disks), "2 GiB (1 of 2 disks work)");
         let text = details(&status);
         for part in [
             "/a serving; size 4 GiB",
             "may occupy 3 GiB",
             "/b retired (65 faults)",
+            "/a/blocks was removed",
         ] {
             assert!(text.contains(part), "{part} in\n{text}");
         }

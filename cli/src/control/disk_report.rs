@@ -25,6 +25,8 @@ pub struct DiskStatus {
     pub entries: u64,
     /// Batches that the last start found damaged: what lay in them comes from S3 again.
     pub batches_damaged: u64,
+    /// What has become of its file, when the next start will not find it: removed, moved, unmounted; empty otherwise.
+    pub misplaced: String,
     /// Whether reads and writes go through the page cache, because there is no O_DIRECT.
     pub buffered: bool,
 }

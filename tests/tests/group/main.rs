@@ -7,6 +7,7 @@ mod support;
 
 mod cluster;
 mod commands;
+mod disks;
 mod leaving;
 mod owners;
 mod partitions;
