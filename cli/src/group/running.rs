@@ -238,6 +238,15 @@ impl Group {
         })
     }
 
+    /// Whether this member has no share of the ring in the newest view.
+    pub(super) fn is_weightless(&self) -> bool {
+        let view = self.views.newest();
+        view.is_some_and(|view| {
+            let mut members = view.roster.members().iter();
+            members.any(|member| member.id == self.plan.me && member.record.weight == 0)
+        })
+    }
+
     /// Where others should be, of a member that is alone in its view; else nothing.
     pub(super) fn missed(&self) -> Vec<SocketAddr> {
         let Some(Joined::Member(group)) = self.joined.get() else {

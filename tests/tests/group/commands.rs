@@ -132,6 +132,44 @@ fn a_member_that_is_alone_says_so_and_why() {
     assert!(status["group"]["alone"].is_null(), "{status}");
 }
 
+/// Whichever of many refuses, and whatever the member's own weight is.
+#[test]
+fn a_member_that_is_alone_asks_everybody_and_says_what_it_owns() {
+    let cluster = Cluster::new(12);
+    let (right, wrong) = secrets(&cluster);
+    let serve = |name: &str, more: &[&str]| {
+        let args = cluster.serve_args(name, more);
+        cluster.place.run(&args).ok().stderr
+    };
+    // The last of the twelve.
+    serve("l", &["--group-secret-file", &wrong]);
+    let told = serve("a", &["--group-secret-file", &right]);
+    for part in [
+        "any of the 11 other addresses",
+        "another group secret",
+        "owns the whole ring",
+    ] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    let alone = &cluster.json("serve:g/a")["group"]["alone"];
+    assert_eq!(
+        (&alone["asked"], &alone["refused"]),
+        (&11.into(), &true.into()),
+        "{alone}"
+    );
+    // It has nothing to hand over, and leaves; what it says is said before.
+    let mut args = cluster.serve_args("b", &["--group-weight", "0"]);
+    args.retain(|arg| arg != "--background");
+    let told = cluster.place.run(&args).ok().stderr;
+    for part in [
+        "any of the 11 other addresses",
+        "nobody owns a share of the ring",
+    ] {
+        assert!(told.contains(part), "no {part:?} in {told}");
+    }
+    assert!(!told.contains("whole ring"), "{told}");
+}
+
 /// Members that are looked for where there is nobody: the user hears of it, and they are found once they are there.
 #[test]
 fn a_list_of_peers_that_is_not_there_is_told_and_found_when_it_comes() {
