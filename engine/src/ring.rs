@@ -44,6 +44,12 @@ impl Doorbell {
         fence(Ordering::SeqCst);
     }
 
+    /// Whether the core is about to sleep, or sleeps. For adapters on the core's own thread: what they look at now is
+    /// looked at for the last time, and something must wake the core for what comes later.
+    pub fn is_asleep(&self) -> bool {
+        self.sleeping.load(Ordering::Relaxed)
+    }
+
     /// The core is awake again, or found work instead of sleeping.
     pub fn announce_awake(&self) {
         self.sleeping.store(false, Ordering::SeqCst);

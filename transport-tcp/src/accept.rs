@@ -12,6 +12,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{sleep, timeout};
 
 use crate::handshake::{self, Failure, Guest};
+use crate::introduction::Introduction;
 use crate::limits::HANDSHAKE_MS;
 use crate::shared::{Arrival, Shared};
 use crate::socket;
@@ -86,6 +87,25 @@ fn hand_over(shared: &Shared, guest: Guest, stream: TcpStream) -> io::Result<()>
             .control
             .try_send((guest.from, stream))
             .map_err(|_| io::Error::other("nobody takes control connections")),
+        Purpose::Rdma { from_core, to_core } => {
+            let introductions = shared
+                .introductions
+                .get()
+                .ok_or_else(|| io::Error::other("this member has no RDMA"))?;
+            let introduction = Introduction {
+                peer: PeerCore {
+                    peer: guest.from,
+                    core: from_core,
+                },
+                core: to_core,
+                stream,
+                hello: guest.began.hello,
+                welcome: guest.began.welcome,
+            };
+            introductions
+                .try_send(introduction)
+                .map_err(|_| io::Error::other("too many wait to be introduced over RDMA"))
+        }
         Purpose::Core { from_core, to_core } => {
             let seat = shared
                 .seat(to_core)

@@ -11,6 +11,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::handshake::{self, Failure, Host};
+use crate::introduction::Introduction;
 use crate::limits::{CONNECT_MS, HANDSHAKE_MS};
 use crate::shared::{Arrival, Dialled, Seat, Shared};
 use crate::socket;
@@ -79,31 +80,58 @@ pub(crate) async fn for_core(shared: Arc<Shared>, seat: Arc<Seat>, core: u16, to
     seat.push(Arrival::Dialled { to, result });
 }
 
-/// Tries the peer's addresses, beginning with another one for each core.
 async fn to_core(shared: &Shared, core: u16, to: PeerCore) -> Result<Dialled, DialError> {
-    let addresses = shared.addresses(to.peer).ok_or(DialError::NoAddress)?;
     let purpose = Purpose::Core {
         from_core: core,
         to_core: to.core,
     };
+    let (address, host, stream) = to_peer(shared, core, to.peer, purpose).await?;
+    let stream = stream
+        .into_std()
+        .map_err(|error| DialError::Handshake { address, error })?;
+    Ok(Dialled {
+        stream,
+        credit_bytes: host.credit_bytes,
+    })
+}
+
+/// Tries the peer's addresses, beginning with another one for each core.
+async fn to_peer(
+    shared: &Shared,
+    core: u16,
+    to: PeerId,
+    purpose: Purpose,
+) -> Result<(SocketAddr, Host, TcpStream), DialError> {
+    let addresses = shared.addresses(to).ok_or(DialError::NoAddress)?;
     let mut last = DialError::NoAddress;
     for n in 0..addresses.len() {
         let address = addresses[(n + usize::from(core)) % addresses.len()];
-        let connected = connect(shared, address, purpose, Some(to.peer)).await;
-        match connected {
-            Ok((host, stream)) => match stream.into_std() {
-                Ok(stream) => {
-                    return Ok(Dialled {
-                        stream,
-                        credit_bytes: host.credit_bytes,
-                    });
-                }
-                Err(error) => last = DialError::Handshake { address, error },
-            },
+        match connect(shared, address, purpose, Some(to)).await {
+            Ok((host, stream)) => return Ok((address, host, stream)),
             Err(error) => last = error,
         }
     }
     Err(last)
+}
+
+/// A proven connection on which a peer's core says how it is reached by RDMA.
+pub(crate) async fn for_rdma(
+    shared: &Shared,
+    core: u16,
+    to: PeerCore,
+) -> Result<Introduction, DialError> {
+    let purpose = Purpose::Rdma {
+        from_core: core,
+        to_core: to.core,
+    };
+    let (_, host, stream) = to_peer(shared, core, to.peer, purpose).await?;
+    Ok(Introduction {
+        peer: to,
+        core,
+        stream,
+        hello: host.began.hello,
+        welcome: host.began.welcome,
+    })
 }
 
 /// One proven connection.

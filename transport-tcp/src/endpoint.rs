@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use forebay_engine::limits::{CORES_MAX, PEER_CREDIT_BYTES_MIN};
 use forebay_engine::placement::View;
-use forebay_engine::ports::{Clock, PeerId};
+use forebay_engine::ports::{Clock, PeerCore, PeerId};
 use forebay_engine::ring::Doorbell;
 use forebay_engine::wire::hello::{Key, Purpose, Refusal};
 use tokio::net::TcpStream;
@@ -15,7 +15,8 @@ use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 
 use crate::dial::DialError;
-use crate::limits::{CONTROL_WAITING_MAX, CREDIT_BYTES_DEFAULT};
+use crate::introduction::{Introduction, Introductions};
+use crate::limits::{CONTROL_WAITING_MAX, CREDIT_BYTES_DEFAULT, INTRODUCTIONS_WAITING_MAX};
 use crate::links::LinkStatus;
 use crate::shared::Shared;
 use crate::transport::TcpTransport;
@@ -165,6 +166,21 @@ impl Endpoint {
         clock: impl Clock + 'static,
     ) -> io::Result<TcpTransport> {
         TcpTransport::new(self.shared.clone(), core, doorbell, Box::new(clock))
+    }
+
+    /// Lets peers ask for RDMA from now on, and hands them out; none when that was asked for before.
+    pub fn introductions(&self) -> Option<Introductions> {
+        let (sender, incoming) = mpsc::channel(INTRODUCTIONS_WAITING_MAX);
+        let first = self.shared.introductions.set(sender).is_ok();
+        first.then_some(Introductions(incoming))
+    }
+
+    /// A proven connection on which `to` says how this node's `core` reaches it by RDMA.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn introduce(&self, core: u16, to: PeerCore) -> Result<Introduction, DialError> {
+        dial::for_rdma(&self.shared, core, to).await
     }
 
     /// Tells where members are from now on.

@@ -34,11 +34,19 @@ pub(crate) enum Failure {
     Io(#[from] io::Error),
 }
 
+/// The two messages that a connection began with: what was proven on it was proven for these.
+#[derive(Debug)]
+pub(crate) struct Began {
+    pub hello: Vec<u8>,
+    pub welcome: Vec<u8>,
+}
+
 /// Who is at the other end of an accepted connection, and for what.
 #[derive(Debug)]
 pub(crate) struct Guest {
     pub from: PeerId,
     pub purpose: Purpose,
+    pub began: Began,
 }
 
 /// Who is at the other end of a dialled connection.
@@ -46,6 +54,7 @@ pub(crate) struct Guest {
 pub(crate) struct Host {
     pub from: PeerId,
     pub credit_bytes: u32,
+    pub began: Began,
 }
 
 /// The acceptor's side. Whoever is refused has not been told yet: [`dismiss`].
@@ -73,6 +82,10 @@ pub(crate) async fn accept(shared: &Shared, stream: &mut TcpStream) -> Result<Gu
     Ok(Guest {
         from: hello.from,
         purpose: hello.purpose,
+        began: Began {
+            hello: hello_bytes,
+            welcome: welcome_bytes,
+        },
     })
 }
 
@@ -121,13 +134,19 @@ fn objection(shared: &Shared, hello: &Hello) -> Option<Refusal> {
     if hello.to.is_some_and(|to| to != shared.me) || hello.from == shared.me {
         return Some(Refusal::Identity);
     }
-    let Purpose::Core { to_core, .. } = hello.purpose else {
-        return None;
-    };
-    match shared.seat(to_core) {
-        None => Some(Refusal::Core),
-        Some(seat) if !seat.has_room() => Some(Refusal::Busy),
-        Some(_) => None,
+    match hello.purpose {
+        Purpose::Control => None,
+        Purpose::Rdma { .. } if shared.key.is_none() => Some(Refusal::NoSecret),
+        Purpose::Rdma { .. } if shared.introductions.get().is_none() => Some(Refusal::NoRdma),
+        Purpose::Rdma { to_core, .. } => match shared.seat(to_core) {
+            None => Some(Refusal::Core),
+            Some(_) => None,
+        },
+        Purpose::Core { to_core, .. } => match shared.seat(to_core) {
+            None => Some(Refusal::Core),
+            Some(seat) if !seat.has_room() => Some(Refusal::Busy),
+            Some(_) => None,
+        },
     }
 }
 
@@ -166,6 +185,10 @@ pub(crate) async fn dial(
     Ok(Host {
         from: welcome.from,
         credit_bytes: welcome.credit_bytes,
+        began: Began {
+            hello: hello_bytes,
+            welcome: welcome_bytes,
+        },
     })
 }
 

@@ -10,6 +10,7 @@
 //! | `endpoint` | [`Endpoint`]: a member's address; starts, tells who is where, hands out the rest |
 //! | `accept`, `dial` | connections from and to peers, until they are proven |
 //! | `handshake` | hello, welcome and proofs on one connection |
+//! | `introduction` | connections on which two cores learn how to reach each other by RDMA; the rest of that is not in here |
 //! | `shared` | what all of these know: the address book, the seats of the cores, refusals |
 //! | `links` | the state of each connection, for people |
 //! | `transport` | [`TcpTransport`]: one core's turn over its connections |
@@ -29,6 +30,7 @@ mod asking;
 mod dial;
 mod endpoint;
 mod handshake;
+mod introduction;
 pub mod limits;
 mod link;
 mod links;
@@ -41,5 +43,6 @@ mod transport;
 pub use dial::DialError;
 pub use endpoint::{ControlIncoming, Endpoint, EndpointConfig, StartError};
 pub use forebay_engine::wire::hello::{Key, Refusal};
+pub use introduction::{Introduction, Introductions};
 pub use links::{LinkState, LinkStatus};
 pub use transport::TcpTransport;

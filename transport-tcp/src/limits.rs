@@ -21,6 +21,9 @@ pub const SERVING_PER_CORE_MAX: usize = 16_384;
 /// Proven control connections that nobody has taken yet.
 pub const CONTROL_WAITING_MAX: usize = 64;
 
+/// Proven connections for RDMA that nobody has taken yet.
+pub const INTRODUCTIONS_WAITING_MAX: usize = 256;
+
 /// First pause after a failed or broken connection.
 pub const BACKOFF_FIRST_MS: u64 = 100;
 /// The pause doubles up to this.

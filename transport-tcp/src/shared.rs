@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crossbeam_queue::SegQueue;
@@ -18,6 +18,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
 use crate::dial::DialError;
+use crate::introduction::Introduction;
 use crate::limits::{SERVING_PER_CORE_MAX, UNPROVEN_MAX, UNPROVEN_PER_ADDRESS_MAX};
 use crate::links::{LinkKey, LinkRecord, LinkStatus};
 
@@ -89,6 +90,8 @@ pub(crate) struct Shared {
     pub credit_bytes: u32,
     pub runtime: Handle,
     pub control: mpsc::Sender<(PeerId, TcpStream)>,
+    /// Who takes connections for RDMA; nobody until it is set.
+    pub introductions: OnceLock<mpsc::Sender<Introduction>>,
     book: Mutex<BTreeMap<PeerId, Arc<[SocketAddr]>>>,
     seats: Mutex<Vec<Option<Arc<Seat>>>>,
     links: Mutex<BTreeMap<LinkKey, Arc<LinkRecord>>>,
@@ -112,6 +115,7 @@ impl Shared {
             credit_bytes,
             runtime,
             control,
+            introductions: OnceLock::new(),
             book: Mutex::default(),
             seats: Mutex::new(seats),
             links: Mutex::default(),

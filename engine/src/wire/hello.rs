@@ -43,6 +43,13 @@ pub enum Purpose {
     },
     /// Views and statistics.
     Control,
+    /// One core wants to ask another over RDMA: the acceptor says how they find each other.
+    Rdma {
+        /// The dialer's core.
+        from_core: u16,
+        /// The acceptor's core.
+        to_core: u16,
+    },
 }
 
 /// The dialer's first message.
@@ -104,9 +111,12 @@ pub enum Refusal {
     /// What came is no such handshake.
     #[error("not understood")]
     Garbled,
+    /// It is asked for RDMA, and has none.
+    #[error("it has no RDMA: see `rdma` in its `forebay status`")]
+    NoRdma,
 }
 
-const REFUSALS: [(u8, Refusal); 8] = [
+const REFUSALS: [(u8, Refusal); 9] = [
     (1, Refusal::Version),
     (2, Refusal::Group),
     (3, Refusal::Secret),
@@ -115,6 +125,7 @@ const REFUSALS: [(u8, Refusal); 8] = [
     (6, Refusal::NoSecret),
     (7, Refusal::Busy),
     (8, Refusal::Garbled),
+    (9, Refusal::NoRdma),
 ];
 
 impl Refusal {
@@ -183,6 +194,7 @@ impl Hello {
         let (kind, from_core, to_core) = match self.purpose {
             Purpose::Core { from_core, to_core } => (1, from_core, to_core),
             Purpose::Control => (2, 0, 0),
+            Purpose::Rdma { from_core, to_core } => (3, from_core, to_core),
         };
         body.u8(kind);
         body.u8(u8::from(self.has_secret));
@@ -205,13 +217,11 @@ impl Hello {
         let kind = reader.u8("purpose")?;
         let has_secret = reader.flag("secret")?;
         let (from_core, to_core) = (reader.u16("core")?, reader.u16("core")?);
+        let are_cores = usize::from(from_core) < CORES_MAX && usize::from(to_core) < CORES_MAX;
         let purpose = match (kind, from_core, to_core) {
-            (1, from_core, to_core)
-                if usize::from(from_core) < CORES_MAX && usize::from(to_core) < CORES_MAX =>
-            {
-                Purpose::Core { from_core, to_core }
-            }
+            (1, from_core, to_core) if are_cores => Purpose::Core { from_core, to_core },
             (2, 0, 0) => Purpose::Control,
+            (3, from_core, to_core) if are_cores => Purpose::Rdma { from_core, to_core },
             _ => return Err(WireError::Unknown("purpose")),
         };
         let from = PeerId(reader.u64("id")?);
@@ -363,12 +373,13 @@ mod tests {
         body
     }
 
-    fn hellos() -> [Hello; 3] {
+    fn hellos() -> [Hello; 4] {
         let (from_core, to_core) = (3, 255);
         [
             hello(Purpose::Core { from_core, to_core }, Some(PeerId(2))),
             hello(Purpose::Control, None),
             hello(Purpose::Control, Some(PeerId(0))),
+            hello(Purpose::Rdma { from_core, to_core }, Some(PeerId(2))),
         ]
     }
 
@@ -426,7 +437,7 @@ mod tests {
 
     #[test]
     fn a_proof_holds_for_its_secret_role_and_connection_alone() {
-        let [hello, other, _] = hellos().map(|hello| hello.encode());
+        let [hello, other, ..] = hellos().map(|hello| hello.encode());
         let welcome = welcome().encode();
         let key = Key::new(b"secret");
         let proof = key.proof(Role::Dialer, &hello, &welcome);

@@ -121,6 +121,13 @@ fn hellos() -> Vec<(&'static str, Vec<u8>)> {
         to: None,
         ..hello.clone()
     };
+    let rdma = Hello {
+        purpose: Purpose::Rdma {
+            from_core: 1,
+            to_core: 2,
+        },
+        ..hello.clone()
+    };
     let welcome = Welcome {
         from: PeerId(4),
         credit_bytes: 16 << 20,
@@ -131,6 +138,7 @@ fn hellos() -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("hello", hello),
         ("hello-control", control.encode()),
+        ("hello-rdma", rdma.encode()),
         ("welcome", welcome),
         ("refusal", Welcome::refuse(Refusal::Secret)),
         ("proof", proof.to_vec()),

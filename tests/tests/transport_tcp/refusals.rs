@@ -5,7 +5,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::time::{Duration, Instant};
 
 use forebay_engine::placement::View;
-use forebay_engine::ports::{PeerId, TransportError};
+use forebay_engine::ports::{PeerCore, PeerId, TransportError};
 use forebay_engine::wire::hello::{Key, PREFIX_BYTES, Purpose, Refusal, Welcome};
 use forebay_transport_tcp::{DialError, EndpointConfig, LinkState};
 
@@ -108,6 +108,44 @@ fn an_address_that_another_node_took_over_is_refused() {
         ),
         (1, 1)
     );
+}
+
+#[test]
+fn who_is_introduced_for_rdma_is_proven_and_both_know_what_with() {
+    let dialled = |from: &Node, to: u64, core| {
+        let peer = PeerId(to);
+        let asked = from.endpoint.introduce(0, PeerCore { peer, core });
+        runtime().block_on(asked)
+    };
+    let refusal = |from: &Node, to, core| match dialled(from, to, core) {
+        Err(error) => error.refusal(),
+        Ok(introduction) => panic!("let in: {introduction:?}"),
+    };
+    // Without a secret nobody is to write into memory.
+    let (open, other) = (Node::new(1), Node::new(2));
+    introduce(&[&open, &other]);
+    let _taken = other.endpoint.introductions();
+    assert_eq!(refusal(&open, 2, 0), Some(Refusal::NoSecret));
+
+    let (one, two) = (Node::with(3, secret("a")), Node::with(4, secret("a")));
+    introduce(&[&one, &two]);
+    assert_eq!(refusal(&one, 4, 0), Some(Refusal::NoRdma));
+    let mut taken = two.endpoint.introductions().expect("the first to ask");
+    assert!(two.endpoint.introductions().is_none());
+    assert_eq!(refusal(&one, 4, 7), Some(Refusal::Core));
+    let asker = dialled(&one, 4, 0).expect("an introduction");
+    let asked = runtime().block_on(taken.next()).expect("the same");
+    assert_eq!((asker.core, asker.peer.peer), (0, PeerId(4)));
+    assert_eq!((asked.core, asked.peer.peer), (0, PeerId(3)));
+    assert_eq!(asker.hello, asked.hello);
+    assert_eq!(asker.welcome, asked.welcome);
+    // Whose it was is gone: nobody is left hanging.
+    drop(taken);
+    let late = dialled(&one, 4, 0);
+    assert!(late.is_ok(), "it is let in, and hears nothing: {late:?}");
+    let stranger = Node::with(5, secret("b"));
+    introduce(&[&two, &stranger]);
+    assert_eq!(refusal(&stranger, 4, 0), Some(Refusal::Secret));
 }
 
 /// An address of this machine that is not on the loopback interface.
