@@ -87,7 +87,11 @@ pub struct Auto<V, T> {
     over_verbs: BTreeMap<FetchTag, Again>,
     /// Failed by a queue pair, not yet taken by TCP.
     waiting: VecDeque<(FetchTag, Again, Lease)>,
+    watch: Option<Watch>,
 }
+
+/// Told of each link whose way changes.
+pub type Watch = Box<dyn FnMut(PeerCore, &Path)>;
 
 impl<V, T> fmt::Debug for Auto<V, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,7 +115,14 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             links: BTreeMap::new(),
             over_verbs: BTreeMap::new(),
             waiting: VecDeque::new(),
+            watch: None,
         }
+    }
+
+    /// Tells `watch` of each link whose way changes.
+    pub fn watched(mut self, watch: Watch) -> Self {
+        self.watch = Some(watch);
+        self
     }
 
     /// Each link that was used, and which way it takes.
@@ -132,7 +143,7 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         if now < link.not_before {
             return false;
         }
-        link.path = match self.verbs.prepare(to) {
+        let path = match self.verbs.prepare(to) {
             Readiness::Ready => Path::Verbs,
             Readiness::Connecting => Path::Tcp("the queue pair is being made".into()),
             Readiness::Unavailable(why) => {
@@ -140,7 +151,21 @@ impl<V: Linked, T: Transport> Auto<V, T> {
                 Path::Tcp(why)
             }
         };
-        link.path == Path::Verbs
+        let ready = path == Path::Verbs;
+        self.turn_to(to, path);
+        ready
+    }
+
+    fn turn_to(&mut self, to: PeerCore, path: Path) {
+        let Some(link) = self.links.get_mut(&to) else {
+            return;
+        };
+        if link.path != path {
+            link.path = path;
+            if let Some(watch) = &mut self.watch {
+                watch(to, &link.path);
+            }
+        }
     }
 
     /// Forgets links of long ago, every now and then.
@@ -155,9 +180,9 @@ impl<V: Linked, T: Transport> Auto<V, T> {
     fn broke(&mut self, to: PeerCore, error: TransportError) {
         let now = self.clock.now();
         if let Some(link) = self.links.get_mut(&to) {
-            link.path = Path::Tcp(format!("the queue pair broke: {error}"));
             link.not_before = now + PROBE_PAUSE;
         }
+        self.turn_to(to, Path::Tcp(format!("the queue pair broke: {error}")));
     }
 
     /// A queue pair ended a request. None when it is asked again over TCP.

@@ -1,9 +1,14 @@
 //! One connection: its rules at either end, over its queue pair.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use forebay_engine::ports::{RequestHandle, Time, TransportEvent};
 
 use crate::PostError;
 use crate::asking::{Asking, Broken, Destroyed};
+use crate::limits::{IDLE_S, IDLE_SERVING_S};
+use crate::links::LinkRecord;
 use crate::rail::Rail;
 use crate::serving::{Breach, Serving};
 use crate::status::WorkFault;
@@ -22,8 +27,8 @@ pub(crate) enum Ended {
     Post(#[from] PostError),
     #[error("a completion that makes no sense")]
     Nonsense,
-    #[error("closed")]
-    Closed,
+    #[error("closed: {0}")]
+    Closed(&'static str),
 }
 
 /// Which end this core is.
@@ -37,22 +42,48 @@ pub(crate) enum Side {
 pub(crate) struct Connection {
     pub wire: Wire,
     pub side: Side,
+    /// Which of the core's rails it goes by.
+    pub rail: usize,
+    /// When it last carried something.
+    pub used_at: Time,
+    /// What `status` shows of it.
+    pub record: Option<Arc<LinkRecord>>,
     /// Number of the last request of the peer.
     requests: u64,
 }
 
 impl Connection {
-    pub fn new(wire: Wire, side: Side) -> Connection {
+    pub fn new(wire: Wire, side: Side, rail: usize, now: Time) -> Connection {
         Connection {
             wire,
             side,
+            rail,
+            used_at: now,
+            record: None,
             requests: 0,
         }
     }
 
-    /// Its queue pair, and its requests.
-    pub fn take_apart(self) -> (Wire, Side) {
-        (self.wire, self.side)
+    /// Whether nothing is under way on it.
+    pub fn is_idle(&self) -> bool {
+        match &self.side {
+            Side::Offered => false,
+            Side::Asking(asking) => asking.is_idle(),
+            Side::Serving(serving) => serving.under_way() == 0 && !serving.has_replies(),
+        }
+    }
+
+    /// When it is closed if it carries nothing until then.
+    pub fn idle_at(&self) -> Time {
+        let after_s = match &self.side {
+            Side::Offered => return Time::NEVER,
+            Side::Asking(_) => IDLE_S,
+            Side::Serving(_) => IDLE_SERVING_S,
+        };
+        match self.is_idle() {
+            true => self.used_at + Duration::from_secs(after_s),
+            false => Time::NEVER,
+        }
     }
 
     /// Takes a message of the peer, which lies in a slot.
@@ -64,6 +95,7 @@ impl Connection {
         now: Time,
         message: &mut Vec<u8>,
     ) -> Result<Option<TransportEvent>, Ended> {
+        self.used_at = now;
         // Posted again before the peer can learn that it was used.
         self.wire.take_message(slot, len_bytes, message)?;
         match &mut self.side {
@@ -141,8 +173,8 @@ impl Connection {
     pub fn wake_at(&self) -> Time {
         match (self.wire.drained_at(), &self.side) {
             (Some(at), _) => at,
-            (None, Side::Asking(asking)) => asking.wake_at(),
-            (None, _) => Time::NEVER,
+            (None, Side::Asking(asking)) => asking.wake_at().min(self.idle_at()),
+            (None, _) => self.idle_at(),
         }
     }
 }

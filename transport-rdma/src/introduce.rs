@@ -33,6 +33,7 @@ pub const REPLY_BYTES: usize = 4 + 2 + PROOF_BYTES;
 /// Bytes of one address in an offer: 16, IPv4 mapped into IPv6, and the port 2.
 const ADDRESS_BYTES: usize = 18;
 
+const _: () = assert!(TICKET_BYTES + 1 + OFFER_ADDRESSES_MAX * ADDRESS_BYTES <= u8::MAX as usize);
 const _: () = assert!(QUESTION_BYTES <= PRIVATE_BYTES_MAX && REPLY_BYTES <= PRIVATE_BYTES_MAX);
 
 /// Why somebody is not let in, or what came is not believed.
@@ -52,13 +53,17 @@ pub enum Refused {
     /// Too many tickets are open.
     #[error("too many are being introduced: try again later")]
     Busy,
+    /// The core that is asked for has no RDMA, or no room for another connection.
+    #[error("its core takes no connection: see `rdma` in its `forebay status` and its log")]
+    Core,
 }
 
-const REFUSALS: [(u8, Refused); 4] = [
+const REFUSALS: [(u8, Refused); 5] = [
     (1, Refused::Garbled),
     (2, Refused::Ticket),
     (3, Refused::Proof),
     (4, Refused::Busy),
+    (5, Refused::Core),
 ];
 
 impl Refused {
@@ -182,6 +187,32 @@ impl Offer {
             ticket: Ticket(*ticket),
             at: at.collect(),
         })
+    }
+}
+
+/// Bytes before an offer, as it travels: 0 or the code of a refusal, and the length of the offer.
+pub const HEAD_BYTES: usize = 2;
+
+/// What the acceptor says over TCP, in whole.
+pub fn answer(offer: &Result<Offer, Refused>) -> Vec<u8> {
+    match offer {
+        Ok(offer) => {
+            let offer = offer.encode();
+            [&[0, offer.len() as u8], &*offer].concat()
+        }
+        Err(refused) => vec![refused.code(), 0],
+    }
+}
+
+/// How many bytes of an offer follow.
+///
+/// # Errors
+/// That there is none, and why.
+pub fn offer_bytes(head: [u8; HEAD_BYTES]) -> Result<usize, Refused> {
+    match head {
+        [0, len] if len > 0 => Ok(len.into()),
+        [0, _] => Err(Refused::Garbled),
+        refused => Err(Refused::of(&refused).unwrap_or(Refused::Garbled)),
     }
 }
 

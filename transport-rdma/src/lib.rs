@@ -1,5 +1,5 @@
-//! The way to peers over RDMA: [`RdmaTransport`], one core's. The thread that connects cores by [`Cm`] and
-//! [`introduce`] is not in here yet: the tests in the guest show how they fit together.
+//! The way to peers over RDMA: [`Endpoint`], a member's, and [`LinkedTransport`], one core's. How cores prove each other
+//! over TCP is not in here: who starts an endpoint carries its questions there ([`endpoint::Invite`]).
 //!
 //! libibverbs is loaded when RDMA is first wanted, so the same binary starts on machines without it.
 //!
@@ -12,6 +12,10 @@
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
 //! | `rail`, `wire`, `connection` | what a core has of a device; one connection's queue pair and slots; its rules over those |
 //! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
+//! | [`endpoint`] | a member's rails: starts, lets peers in, hands out transports |
+//! | `control`, `seat` | the thread that makes connections by rdma_cm, and what it and the cores tell each other |
+//! | `linked` | one core's transport, which has its connections made: [`LinkedTransport`] |
+//! | [`links`] | the state of each connection, for people |
 //! | `message` | what travels between the two |
 //! | [`introduce`] | how two cores that proved each other over TCP find each other's queue pair; no device in there |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
@@ -62,12 +66,17 @@ mod address;
 pub mod asking;
 pub mod auto;
 mod connection;
+mod control;
+pub mod endpoint;
 mod error;
 pub mod introduce;
 pub mod inventory;
 pub mod limits;
+mod linked;
+pub mod links;
 mod message;
 mod rail;
+mod seat;
 pub mod serving;
 mod status;
 mod transport;
@@ -76,7 +85,9 @@ mod verbs;
 mod wire;
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddress, PortInfo};
+pub use endpoint::{Endpoint, EndpointConfig};
 pub use error::{PostError, VerbsError};
+pub use linked::LinkedTransport;
 pub use rail::RailConfig;
 pub use status::{Completed, Completion, WorkFault, WorkKind};
 pub use transport::RdmaTransport;

@@ -27,6 +27,23 @@ pub const PAGE_BYTES: usize = 4096;
 /// Bytes that travel along with the making of a connection, at most: what InfiniBand's leave after rdma_cm's own.
 pub const PRIVATE_BYTES_MAX: usize = 56;
 
+/// How long making a connection may take, from asking over TCP to its first message.
+pub const INTRODUCE_MS: u64 = 5_000;
+/// How long the kernel may look for an address or a route.
+pub const RESOLVE_MS: u64 = 2_000;
+/// Requests for connections that wait to be looked at.
+pub const BACKLOG: i32 = 256;
+/// An address that cannot be listened at (its device is away) is tried again after so long.
+pub const LISTEN_PAUSE_MS: u64 = 5_000;
+/// A connection that carried nothing for so long is closed by who asks on it,
+pub const IDLE_S: u64 = 300;
+/// and after so long by who serves on it: the asker's machine may be gone.
+pub const IDLE_SERVING_S: u64 = 2 * IDLE_S;
+/// One that is to make room for another has carried nothing for so long.
+pub const IDLE_FOR_ROOM_S: u64 = 5;
+/// A core whose device broke tries to open it again after so long.
+pub const REOPEN_PAUSE_MS: u64 = 5_000;
+
 /// Bytes of a ticket, by which a peer that was proven over TCP is known to rdma_cm.
 pub const TICKET_BYTES: usize = 16;
 /// How long a ticket lets in.
@@ -63,8 +80,9 @@ pub const SEND_SLOTS: usize = 64;
 pub const ELEMENTS_MAX: u32 = PAYLOAD_PARTS_MAX as u32;
 /// Completions that one core takes before its disk, its origin and its readers have their turn.
 pub const COMPLETIONS_A_TURN: usize = 256;
-/// Connections of one core, both ways, where its configuration does not say.
-pub const CONNECTIONS_MAX: usize = 64;
+/// Connections of one core by one device, both ways, where its configuration does not say and the device has as many
+/// completions. Each has some 200 KiB of locked memory.
+pub const CONNECTIONS_MAX: usize = 256;
 
 const _: () = {
     // Unsignalled work is bounded below half the queue, and a call's question fits.

@@ -1,6 +1,6 @@
 //! What one core has of one device: everything that its connections share.
 
-use forebay_engine::arena::{Arena, Mapping};
+use forebay_engine::arena::Mapping;
 
 use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS};
 use crate::{
@@ -42,26 +42,39 @@ pub(crate) struct Rail {
     pub domain: ProtectionDomain,
     pub elements: u32,
     pub connections_max: usize,
+    /// The channel will tell of the next completion.
+    pub armed: bool,
+    /// It is of no more use: to be closed once nothing is made from it.
+    pub broken: bool,
 }
 
 impl Rail {
-    pub fn open(verbs: &Verbs, config: &RailConfig, arena: &Arena) -> Result<Rail, VerbsError> {
+    pub fn open(verbs: &Verbs, config: &RailConfig, arena: &Mapping) -> Result<Rail, VerbsError> {
         let device: Device = verbs.open(&config.device)?;
         // Told now rather than with the first connection.
         device.port_address(config.port, config.gid_index)?;
         let domain = ProtectionDomain::new(&device)?;
         let channel = CompletionChannel::new(&device)?;
-        let of_one = u64::from(SENDS) + u64::from(RECEIVES);
-        let entries = u32::try_from(config.connections_max as u64 * of_one).unwrap_or(u32::MAX);
-        let queue = CompletionQueue::with_channel(&channel, entries)?;
-        let arena = lent(&domain, arena.mapping())?;
+        let of_one = SENDS + u32::from(RECEIVES);
+        let possible = (device.completions_max() / of_one) as usize;
+        let connections_max = config.connections_max.min(possible);
+        if connections_max == 0 {
+            return Err(VerbsError::Unusable {
+                object: format!("RDMA device {}", config.device),
+                what: format!("its completion queues have no room for {of_one} completions"),
+            });
+        }
+        let queue = CompletionQueue::with_channel(&channel, connections_max as u32 * of_one)?;
+        let arena = lent(&domain, arena.clone())?;
         Ok(Rail {
             queue,
             channel,
             arena,
             domain,
             elements: device.elements_max().min(ELEMENTS_MAX),
-            connections_max: config.connections_max,
+            connections_max,
+            armed: false,
+            broken: false,
         })
     }
 

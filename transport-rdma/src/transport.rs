@@ -7,17 +7,22 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::mem;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
-use forebay_engine::arena::Arena;
+use forebay_engine::arena::Mapping;
 use forebay_engine::ports::{
-    Clock, FetchTag, Full, PeerCore, PeerId, Time, Transport, TransportError, TransportEvent,
-    TransportOp,
+    Clock, FetchTag, Full, Payload, PeerCore, PeerId, Time, Transport, TransportError,
+    TransportEvent, TransportOp,
 };
+use forebay_engine::ring::Doorbell;
+use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::asking::{Asking, Grant, is_valid};
 use crate::connection::{Connection, Ended, Side};
-use crate::limits::{COMPLETIONS_A_TURN, RECEIVES};
+use crate::limits::{COMPLETIONS_A_TURN, IDLE_FOR_ROOM_S, RECEIVES, REOPEN_PAUSE_MS};
+use crate::links::LinkRecord;
 use crate::rail::{Rail, RailConfig};
 use crate::serving::Serving;
 use crate::status::{Completion, WorkFault, WorkKind};
@@ -39,15 +44,34 @@ pub struct RdmaTransport {
     now: Time,
     /// Completions taken since the engine was last told that there is no more.
     taken: usize,
-    /// The channel will tell of the next completion.
-    armed: bool,
     /// The last turn stopped in the midst of completions.
     more: bool,
-    /// The completion queue is of no more use, and with it the device.
-    broken: bool,
     credit_bytes: u32,
-    // After the connections, which are made from it.
-    rail: Rail,
+    /// Connections that ended since somebody asked, and why.
+    ended: Vec<(ConnectionId, String)>,
+    /// Where the core tells that it is about to sleep; without it, it always may.
+    doorbell: Option<Arc<Doorbell>>,
+    // After the connections, which are made from them.
+    rails: Vec<Place>,
+    verbs: Verbs,
+    arena: Mapping,
+    /// Readable when the channel of any rail is.
+    epoll: OwnedFd,
+}
+
+/// One of the core's devices, open or not.
+struct Place {
+    config: RailConfig,
+    rail: Option<Rail>,
+    /// When it was last tried to open it.
+    tried_at: Time,
+}
+
+impl Place {
+    /// The rail, unless it is to be closed.
+    fn usable(&self) -> Option<&Rail> {
+        self.rail.as_ref().filter(|rail| !rail.broken)
+    }
 }
 
 impl fmt::Debug for RdmaTransport {
@@ -59,20 +83,31 @@ impl fmt::Debug for RdmaTransport {
 }
 
 impl RdmaTransport {
-    /// Opens the device and registers `arena`, of which all leases and payloads must be. Each peer that asks may
-    /// have `credit_bytes` of answers under way.
+    /// Opens the devices and registers with each the `arena` of which all leases and payloads must be. Each peer that asks
+    /// may have `credit_bytes` of answers under way. A device that cannot be opened now is tried again when a connection
+    /// wants it.
     ///
     /// # Errors
-    /// What the device or its limits do not allow.
+    /// What the last device or its limits do not allow, when none can be opened.
     pub fn new(
         verbs: &Verbs,
-        config: &RailConfig,
-        arena: &Arena,
+        rails: &[RailConfig],
+        arena: &Mapping,
         credit_bytes: u32,
         clock: Box<dyn Clock>,
     ) -> Result<RdmaTransport, VerbsError> {
-        Ok(RdmaTransport {
-            rail: Rail::open(verbs, config, arena)?,
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| no_epoll(&error))?;
+        let now = clock.now();
+        let mut transport = RdmaTransport {
+            rails: rails
+                .iter()
+                .map(|config| Place::closed(config, now))
+                .collect(),
+            verbs: verbs.clone(),
+            arena: arena.clone(),
+            epoll,
+            ended: Vec::new(),
+            doorbell: None,
             connections: BTreeMap::new(),
             by_peer: BTreeMap::new(),
             last_id: ConnectionId(0),
@@ -80,22 +115,54 @@ impl RdmaTransport {
             events: VecDeque::new(),
             completions: Vec::new(),
             message: Vec::new(),
-            now: clock.now(),
+            now,
             taken: 0,
-            armed: false,
             more: false,
-            broken: false,
             credit_bytes,
             clock,
-        })
+        };
+        let mut failed = None;
+        for at in 0..rails.len() {
+            if let Err(error) = transport.open(at) {
+                tracing::warn!("{error}");
+                failed = Some(error);
+            }
+        }
+        match failed {
+            Some(error) if transport.rails.iter().all(|place| place.rail.is_none()) => Err(error),
+            _ => Ok(transport),
+        }
+    }
+
+    fn open(&mut self, at: usize) -> Result<(), VerbsError> {
+        let place = &mut self.rails[at];
+        place.tried_at = self.clock.now();
+        let rail = Rail::open(&self.verbs, &place.config, &self.arena)?;
+        let flags = EventFlags::IN;
+        epoll::add(
+            &self.epoll,
+            &rail.channel,
+            EventData::new_u64(at as u64),
+            flags,
+        )
+        .map_err(|error| no_epoll(&error))?;
+        place.rail = Some(rail);
+        Ok(())
+    }
+
+    /// Completion queues are armed only while the core says at `doorbell` that it is about to sleep: one that spins or
+    /// works asks no device to interrupt it.
+    pub fn armed_for_sleep(mut self, doorbell: Arc<Doorbell>) -> RdmaTransport {
+        self.doorbell = Some(doorbell);
+        self
     }
 
     /// Makes this core's end of a connection to ask on, and says the number of its queue pair. The peer is let do nothing until
     /// [`RdmaTransport::begin`].
     pub fn offer(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, u32), VerbsError> {
-        let (id, wire) = self.wire(prepare)?;
+        let (id, rail, wire) = self.wire(prepare)?;
         let number = wire.queue_pair();
-        let connection = Connection::new(wire, Side::Offered);
+        let connection = Connection::new(wire, Side::Offered, rail, self.clock.now());
         self.connections.insert(id, connection);
         Ok((id, number))
     }
@@ -108,7 +175,7 @@ impl RdmaTransport {
         prepare: &PrepareStep,
         connect: &ConnectSteps,
     ) -> Result<(ConnectionId, u32, Grant), VerbsError> {
-        let (id, wire) = self.wire(prepare)?;
+        let (id, rail, wire) = self.wire(prepare)?;
         wire.connect(connect)?;
         let number = wire.queue_pair();
         let grant = Grant {
@@ -116,7 +183,8 @@ impl RdmaTransport {
             credit_bytes: self.credit_bytes,
         };
         let side = Side::Serving(Serving::new(from, self.credit_bytes));
-        self.connections.insert(id, Connection::new(wire, side));
+        let connection = Connection::new(wire, side, rail, self.clock.now());
+        self.connections.insert(id, connection);
         Ok((id, number, grant))
     }
 
@@ -132,7 +200,6 @@ impl RdmaTransport {
         connect: &ConnectSteps,
         grant: Grant,
     ) -> Result<(), VerbsError> {
-        let key = self.rail.arena.remote_key();
         let now = self.clock.now();
         let offered = self.connections.get_mut(&id).filter(|connection| {
             matches!(connection.side, Side::Offered) && !connection.wire.has_failed()
@@ -143,23 +210,51 @@ impl RdmaTransport {
                 what: "it is closed, or in use: offer another".into(),
             });
         };
+        let rail = self.rails[connection.rail].usable();
+        let key = rail.map(|rail| rail.arena.remote_key()).ok_or_else(gone)?;
         let wire = &connection.wire;
         let connected = wire.connect(connect).and_then(|()| wire.let_write());
         if let Err(error) = connected {
-            self.end(id, &Ended::Closed);
+            self.end(id, &Ended::Closed("it could not be connected"));
             return Err(error);
         }
         connection.side = Side::Asking(Asking::new(grant, key, now));
         if let Some(before) = self.by_peer.insert(to, id) {
-            self.end(before, &Ended::Closed);
+            self.end(before, &Ended::Closed("another has taken its place"));
         }
         Ok(())
     }
 
     /// Ends a connection. What is under way on it ends as `Unreachable`, once nothing can be written any more.
-    pub fn close(&mut self, id: ConnectionId) {
+    pub fn close(&mut self, id: ConnectionId, why: &'static str) {
         self.now = self.clock.now();
-        self.end(id, &Ended::Closed);
+        self.end(id, &Ended::Closed(why));
+    }
+
+    /// Where bytes of a connection are counted from now on.
+    pub fn record(&mut self, id: ConnectionId, record: Arc<LinkRecord>) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.record = Some(record);
+        }
+    }
+
+    /// Connections that ended, whoever ended them, and why, since this was last called.
+    pub fn take_ended(&mut self) -> Vec<(ConnectionId, String)> {
+        mem::take(&mut self.ended)
+    }
+
+    /// Ends all connections of a device, then closes it: the kernel waits for that when a device is removed. It is opened
+    /// again when a connection wants it.
+    pub fn lose(&mut self, device: &str) {
+        self.now = self.clock.now();
+        let found = self
+            .rails
+            .iter()
+            .position(|place| place.config.device == device);
+        if let Some(at) = found {
+            self.give_up(at, &gone());
+            self.close_rails();
+        }
     }
 
     /// Whether requests to a peer's core go this way now.
@@ -174,21 +269,43 @@ impl RdmaTransport {
 
     /// Readable when a completion came after [`Transport::poll`] had none: the core's thread waits for it too.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.rail.channel.as_fd()
+        self.epoll.as_fd()
     }
 
-    fn wire(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, Wire), VerbsError> {
-        if self.broken {
-            return Err(VerbsError::Unusable {
-                object: "this core's RDMA".into(),
-                what: "its completion queue broke: start again".into(),
-            });
+    /// The rail by which a connection goes, a free number, and its queue pair.
+    fn wire(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, usize, Wire), VerbsError> {
+        let device = prepare.device();
+        let unusable = |what: String| VerbsError::Unusable {
+            object: format!("RDMA device {device} on this core"),
+            what,
+        };
+        let found = self
+            .rails
+            .iter()
+            .position(|place| place.config.device == device);
+        let Some(at) = found else {
+            return Err(unusable("it is none of this member's rails".into()));
+        };
+        let now = self.clock.now();
+        let pause = Duration::from_millis(REOPEN_PAUSE_MS);
+        if self.rails[at].rail.is_none() && self.rails[at].tried_at + pause <= now {
+            self.open(at)?;
+            tracing::info!("RDMA device {device} is used again");
         }
-        if self.connections.len() >= self.rail.connections_max {
-            return Err(VerbsError::Unusable {
-                object: "this core's RDMA".into(),
-                what: format!("it has {} connections already", self.connections.len()),
-            });
+        let Some(connections_max) = self.rails[at].usable().map(|rail| rail.connections_max) else {
+            return Err(unusable(
+                "it broke, or was removed; it will be opened again".into(),
+            ));
+        };
+        let here = |connection: &Connection| connection.rail == at;
+        let count = self
+            .connections
+            .values()
+            .filter(|other| here(other))
+            .count();
+        if count >= connections_max {
+            self.make_room(at);
+            return Err(unusable(format!("it has {count} connections already")));
         }
         // Bounded: there are far more numbers than connections.
         let mut id = self.last_id.after();
@@ -196,7 +313,27 @@ impl RdmaTransport {
             id = id.after();
         }
         self.last_id = id;
-        Ok((id, Wire::new(&self.rail, id, prepare)?))
+        let rail = self.rails[at].usable().ok_or_else(gone)?;
+        Ok((id, at, Wire::new(rail, id, prepare)?))
+    }
+
+    /// Ends the connection by a rail that has asked nothing for the longest time.
+    fn make_room(&mut self, rail: usize) {
+        self.now = self.clock.now();
+        let long_ago = |connection: &Connection| {
+            let since = self.now.since(connection.used_at);
+            since >= Duration::from_secs(IDLE_FOR_ROOM_S) && connection.is_idle()
+        };
+        let oldest = self.connections.iter().filter(|(_, connection)| {
+            connection.rail == rail
+                && matches!(connection.side, Side::Asking(_))
+                && !connection.wire.has_failed()
+                && long_ago(connection)
+        });
+        let oldest = oldest.min_by_key(|(_, connection)| connection.used_at);
+        if let Some(id) = oldest.map(|(id, _)| *id) {
+            self.end(id, &Ended::Closed("another needs its place"));
+        }
     }
 
     /// Takes completions, looks at deadlines, posts. Whether anything came.
@@ -204,8 +341,10 @@ impl RdmaTransport {
         self.now = self.clock.now();
         let mut completions = mem::take(&mut self.completions);
         completions.clear();
-        if let Err(error) = self.look(&mut completions) {
-            self.give_up(&error);
+        for at in 0..self.rails.len() {
+            if let Err(error) = self.look(at, &mut completions) {
+                self.give_up(at, &error);
+            }
         }
         let came = completions.len();
         for completion in completions.drain(..) {
@@ -219,22 +358,40 @@ impl RdmaTransport {
         came > 0
     }
 
-    /// Nothing is told of work any more: all connections end.
-    fn give_up(&mut self, error: &VerbsError) {
-        tracing::error!("RDMA is given up on this core: {error}");
-        self.broken = true;
-        let all: Vec<_> = self.connections.keys().copied().collect();
+    /// Nothing is told any more of work by a rail: its connections end.
+    fn give_up(&mut self, at: usize, error: &VerbsError) {
+        let place = &mut self.rails[at];
+        let Some(rail) = place.rail.as_mut().filter(|rail| !rail.broken) else {
+            return;
+        };
+        tracing::error!("RDMA device {} is closed: {error}", place.config.device);
+        rail.broken = true;
+        let all = self.connections.iter();
+        let all: Vec<_> = all
+            .filter(|(_, connection)| connection.rail == at)
+            .map(|(id, _)| *id)
+            .collect();
         for id in all {
-            self.end(id, &Ended::Nonsense);
+            self.end(id, &Ended::Closed("its device broke, or was removed"));
         }
     }
 
-    fn look(&self, completions: &mut Vec<Completion>) -> Result<(), VerbsError> {
-        if self.broken {
-            return Ok(());
+    /// Closes devices that are of no more use, once nothing is made from them any more.
+    fn close_rails(&mut self) {
+        for (at, place) in self.rails.iter_mut().enumerate() {
+            let in_use = || self.connections.values().any(|other| other.rail == at);
+            if place.rail.as_ref().is_some_and(|rail| rail.broken) && !in_use() {
+                place.rail = None;
+                place.tried_at = self.now;
+            }
         }
-        let queue = &self.rail.queue;
-        queue.poll(|completion| completions.push(completion))?;
+    }
+
+    fn look(&self, at: usize, completions: &mut Vec<Completion>) -> Result<(), VerbsError> {
+        let Some(rail) = self.rails[at].usable() else {
+            return Ok(());
+        };
+        rail.queue.poll(|completion| completions.push(completion))?;
         Ok(())
     }
 
@@ -261,7 +418,12 @@ impl RdmaTransport {
                 let len_bytes = done.len_bytes as usize;
                 connection
                     .received(id, slot, len_bytes, self.now, &mut self.message)
-                    .map(|event| events.extend(event))
+                    .map(|event| {
+                        if let (Some(record), Some(event)) = (&connection.record, &event) {
+                            record.add_received(bytes_of(event));
+                        }
+                        events.extend(event);
+                    })
             }
             _ => Err(Ended::Nonsense),
         };
@@ -279,16 +441,20 @@ impl RdmaTransport {
             if connection.wire.has_failed() || connection.wake_at() > self.now {
                 continue;
             }
+            if connection.idle_at() <= self.now {
+                broken.push((*id, Ended::Closed("idle")));
+                continue;
+            }
             if let Side::Asking(asking) = &mut connection.side {
                 let events = &mut self.events;
                 if let Err(why) = asking.tick(self.now, |event| events.push_back(event)) {
-                    broken.push((*id, why));
+                    broken.push((*id, Ended::Broken(why)));
                 }
                 self.dirty.insert(*id);
             }
         }
         for (id, why) in broken {
-            self.end(id, &Ended::Broken(why));
+            self.end(id, &why);
         }
     }
 
@@ -300,7 +466,11 @@ impl RdmaTransport {
             if connection.wire.has_failed() {
                 continue;
             }
-            if let Err(why) = connection.flush(&self.rail, self.now) {
+            // Where it is to be closed, its connections have failed.
+            let Some(rail) = self.rails[connection.rail].usable() else {
+                continue;
+            };
+            if let Err(why) = connection.flush(rail, self.now) {
                 self.end(id, &why);
             }
         }
@@ -316,12 +486,13 @@ impl RdmaTransport {
             return;
         }
         match why {
-            Ended::Closed | Ended::Work(WorkFault::Flushed) => {
+            Ended::Closed(_) | Ended::Work(WorkFault::Flushed) => {
                 tracing::debug!(connection = id.0, "RDMA connection ends: {why}");
             }
             _ => tracing::warn!(connection = id.0, "RDMA connection ends: {why}"),
         }
         connection.wire.fail(self.now);
+        self.ended.push((id, why.to_string()));
     }
 
     /// Destroys what is drained, and only then lets go of its leases.
@@ -342,26 +513,43 @@ impl RdmaTransport {
                 self.connections.insert(id, left);
             }
         }
+        self.close_rails();
     }
 
     /// Before the core sleeps: asks to be woken. Whether something came in between.
     fn rest(&mut self) -> bool {
-        if self.broken {
+        if self.doorbell.as_ref().is_some_and(|bell| !bell.is_asleep()) {
             return false;
         }
-        let armed = self.rail.channel.take_events().and_then(|told| {
-            if self.armed && told == 0 {
-                return Ok(false);
+        let mut again = false;
+        for at in 0..self.rails.len() {
+            let Some(rail) = self.rails[at].rail.as_mut() else {
+                continue;
+            };
+            // Where nobody is connected nothing completes, and it costs no system call.
+            let unused = !rail.armed && self.connections.is_empty();
+            if rail.broken || unused {
+                continue;
             }
-            self.rail.queue.arm().map(|()| true)
-        });
-        match armed {
-            Ok(false) => return false,
-            Ok(true) => self.armed = true,
-            Err(error) => self.give_up(&error),
+            let armed = rail.channel.take_events().and_then(|told| {
+                if rail.armed && told == 0 {
+                    return Ok(false);
+                }
+                rail.queue.arm().map(|()| true)
+            });
+            match armed {
+                Ok(armed) => {
+                    rail.armed = true;
+                    again |= armed;
+                }
+                Err(error) => {
+                    self.give_up(at, &error);
+                    again = true;
+                }
+            }
         }
         // What completed before it was armed makes no event.
-        self.turn()
+        again && self.turn()
     }
 
     fn has_taken_enough(&self) -> bool {
@@ -377,7 +565,13 @@ fn destroy(
     now: Time,
     tell: impl FnMut(TransportEvent),
 ) -> Option<Connection> {
-    let (wire, side) = connection.take_apart();
+    let Connection {
+        wire,
+        side,
+        rail,
+        used_at,
+        ..
+    } = connection;
     match wire.destroy(now) {
         Ok(destroyed) => {
             Connection::end(side, destroyed, tell);
@@ -386,7 +580,7 @@ fn destroy(
         Err(left) => {
             let (wire, error) = *left;
             tracing::warn!(connection = id.0, "its buffers cannot be used: {error}");
-            Some(Connection::new(wire, side))
+            Some(Connection::new(wire, side, rail, used_at))
         }
     }
 }
@@ -396,10 +590,45 @@ impl Drop for RdmaTransport {
         for (id, connection) in mem::take(&mut self.connections) {
             if let Some(left) = destroy(id, connection, self.now, drop) {
                 // Nobody is left to try again. What its peer may write into stays mapped, and nobody else's.
-                let (_, side) = left.take_apart();
-                mem::forget(side);
+                mem::forget(left.side);
             }
         }
+    }
+}
+
+impl Place {
+    fn closed(config: &RailConfig, now: Time) -> Place {
+        Place {
+            config: config.clone(),
+            rail: None,
+            tried_at: now,
+        }
+    }
+}
+
+fn gone() -> VerbsError {
+    VerbsError::Unusable {
+        object: "this core's RDMA device".into(),
+        what: "it was removed".into(),
+    }
+}
+
+fn no_epoll(error: &dyn fmt::Display) -> VerbsError {
+    VerbsError::Unusable {
+        object: "an epoll descriptor for RDMA".into(),
+        what: format!("{error}; look at the limit on open files (ulimit -n)"),
+    }
+}
+
+/// Bytes that an event brought.
+fn bytes_of(event: &TransportEvent) -> usize {
+    match event {
+        TransportEvent::Fetched {
+            result: Ok(_),
+            len_bytes,
+            ..
+        } => *len_bytes as usize,
+        _ => 0,
     }
 }
 
@@ -427,8 +656,12 @@ impl Transport for RdmaTransport {
                 payload,
             } => {
                 let id = ConnectionId::of(handle.0);
-                let side = self.connections.get_mut(&id).map(|found| &mut found.side);
-                let left = match side {
+                let found = self.connections.get_mut(&id);
+                let sent_bytes = payload.as_ref().map_or(0, Payload::len_bytes);
+                if let Some(record) = found.as_ref().and_then(|found| found.record.as_ref()) {
+                    record.add_sent(sent_bytes);
+                }
+                let left = match found.map(|found| &mut found.side) {
                     Some(Side::Serving(serving)) => serving.answer(handle, status, payload),
                     _ => Err(payload),
                 };
@@ -492,7 +725,8 @@ impl Transport for RdmaTransport {
     }
 
     fn wake_at(&self) -> Time {
-        let blind = !self.armed && !self.broken;
+        let mut rails = self.rails.iter().filter_map(Place::usable);
+        let blind = !self.connections.is_empty() && rails.any(|rail| !rail.armed);
         if self.more || blind || !self.events.is_empty() || !self.dirty.is_empty() {
             return self.now;
         }

@@ -87,7 +87,7 @@ fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
     asker.submit(fetch(lease, 1)).unwrap();
     assert!(asker.poll().is_none());
     let handle = asked(next(server, Some(asker)));
-    asker.close(id);
+    asker.close(id, "closed by the test");
     assert!(!asker.reaches(PeerCore {
         peer: PEERS[1],
         core: 0
@@ -112,7 +112,7 @@ fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
         }),
     };
     server.submit(answer).unwrap();
-    server.close(other);
+    server.close(other, "closed by the test");
     match next(server, None) {
         TransportEvent::Answered { payload, .. } => assert!(payload.is_some()),
         event => panic!("not an answer's end: {event:?}"),
@@ -163,8 +163,8 @@ fn connections_come_and_go_without_leaving_anything() {
         for _ in 0..times {
             let introduced = meeting.introduce(asker, PEERS[0], server, PEERS[1]);
             let [id, other] = introduced.ids;
-            asker.close(id);
-            server.close(other);
+            asker.close(id, "closed by the test");
+            server.close(other, "closed by the test");
             meeting.part(&introduced);
             ended(asker, server);
         }
@@ -204,7 +204,7 @@ fn what_cannot_be_destroyed_keeps_its_leases_until_it_can() {
 
     // No call reaches the kernel: the queue pair goes neither into error nor away, and its peer may write.
     let severed = Severed::new(own);
-    asker.close(id);
+    asker.close(id, "closed by the test");
     let mut payload = arena.lease(BLOCK_BYTES, Share::Serve).unwrap();
     payload.bytes_mut().fill(0x22);
     let answer = TransportOp::Answer {

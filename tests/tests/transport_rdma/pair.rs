@@ -48,7 +48,8 @@ pub fn device() -> Option<(Verbs, RailConfig)> {
 
 /// A transport of one core over `arena`.
 pub fn transport((verbs, config): &(Verbs, RailConfig), arena: &Arena) -> RdmaTransport {
-    RdmaTransport::new(verbs, config, arena, CREDIT_BYTES, Box::new(clock()))
+    let (rails, arena) = (std::slice::from_ref(config), arena.mapping());
+    RdmaTransport::new(verbs, rails, &arena, CREDIT_BYTES, Box::new(clock()))
         .expect("a transport on the device")
 }
 
@@ -167,7 +168,7 @@ impl Meeting {
         };
         assert_eq!(id, asked.by_cm);
         self.asker.close(id);
-        asker.close(asked.id);
+        asker.close(asked.id, "refused");
         Refused::of(&private)
     }
 

@@ -2,6 +2,8 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::rc::Rc;
 
@@ -62,6 +64,7 @@ impl Verbs {
             library: self.0,
             context,
             name: name.to_owned(),
+            node: KernelNode::of(name),
             limits: ibv_device_attr::zeroed(),
         };
         // SAFETY: the context is open; the structure is the one that the function fills.
@@ -180,7 +183,36 @@ pub(super) struct DeviceShared {
     pub library: &'static Library,
     pub context: NonNull<ibv_context>,
     pub name: String,
+    node: KernelNode,
     pub limits: ibv_device_attr,
+}
+
+/// The kernel's own entry of a device, by which one that was removed is told from another of its name.
+struct KernelNode {
+    path: PathBuf,
+    /// Device and inode of the entry when the device was opened; none where it could not be seen.
+    seen: Option<(u64, u64)>,
+}
+
+impl KernelNode {
+    fn of(name: &str) -> KernelNode {
+        let path = Path::new("/sys/class/infiniband").join(name);
+        let seen = KernelNode::look(&path).ok();
+        KernelNode { path, seen }
+    }
+
+    fn look(path: &Path) -> io::Result<(u64, u64)> {
+        let entry = std::fs::metadata(path)?;
+        Ok((entry.dev(), entry.ino()))
+    }
+
+    fn is_gone(&self) -> bool {
+        match (self.seen, KernelNode::look(&self.path)) {
+            (Some(seen), Ok(now)) => seen != now,
+            (Some(_), Err(error)) => error.kind() == io::ErrorKind::NotFound,
+            (None, _) => false,
+        }
+    }
 }
 
 impl Device {
@@ -209,6 +241,11 @@ impl Device {
     /// Pieces of memory that one piece of work may name.
     pub fn elements_max(&self) -> u32 {
         u32::try_from(self.0.limits.max_sge).unwrap_or(1).max(1)
+    }
+
+    /// Completions that one queue has room for.
+    pub fn completions_max(&self) -> u32 {
+        u32::try_from(self.0.limits.max_cqe).unwrap_or(0)
     }
 
     /// Asks the device about a port.
@@ -310,6 +347,16 @@ impl Device {
 }
 
 impl DeviceShared {
+    /// Of a call that destroys something: whether it is gone, also when the kernel says that it could not. It answers
+    /// `EIO` to every call on a device that was removed; before a device's entry in sysfs goes, everything that was made
+    /// from the device has been destroyed.
+    pub(super) fn is_destroyed(&self, returned: io::Result<()>) -> io::Result<()> {
+        match returned {
+            Err(why) if why.raw_os_error() == Some(libc::EIO) && self.node.is_gone() => Ok(()),
+            returned => returned,
+        }
+    }
+
     /// The provider's functions. The header's inline functions read them at each call, and so does this crate.
     pub(super) fn operations(&self) -> &ibv_context_ops {
         // SAFETY: the context is open as long as `self` lives; the provider wrote the table when it was opened.
@@ -325,5 +372,29 @@ impl Drop for DeviceShared {
         if let Err(why) = checked(returned) {
             tracing::warn!(device = self.name, "RDMA device could not be closed: {why}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_went_or_is_another_ones_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("rxe0");
+        let node = |path: &Path| KernelNode {
+            path: path.to_owned(),
+            seen: KernelNode::look(path).ok(),
+        };
+        assert!(!node(&path).is_gone(), "never seen: nothing is known");
+        std::fs::create_dir(&path).unwrap();
+        let seen = node(&path);
+        assert!(!seen.is_gone());
+        std::fs::create_dir(dir.path().join("other")).unwrap();
+        std::fs::remove_dir(&path).unwrap();
+        assert!(seen.is_gone());
+        std::fs::rename(dir.path().join("other"), &path).unwrap();
+        assert!(seen.is_gone(), "another of its name");
     }
 }

@@ -133,7 +133,7 @@ impl Registered {
     pub(super) fn deregister(self) -> bool {
         // SAFETY: registered once, deregistered here only: `self` is consumed.
         let returned = unsafe { (self.domain.device.library.ibv_dereg_mr)(self.region.as_ptr()) };
-        let Err(why) = checked(returned) else {
+        let Err(why) = self.domain.device.is_destroyed(checked(returned)) else {
             return true;
         };
         tracing::warn!(

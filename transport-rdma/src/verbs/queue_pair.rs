@@ -53,6 +53,13 @@ pub struct PrepareStep {
     pub(super) device: String,
 }
 
+impl PrepareStep {
+    /// The device that the connection goes over.
+    pub fn device(&self) -> &str {
+        &self.device
+    }
+}
+
 /// How a queue pair is connected; see [`super::Cm::connect_steps`].
 #[derive(Clone, Copy)]
 pub struct ConnectSteps {
@@ -280,7 +287,8 @@ impl QueuePair {
         // SAFETY: it exists: who succeeds in this uses it no more, `destroy` by consuming it and keeping `drop` from it,
         // or `drop`. What it was made from is still held.
         let returned = unsafe { (self.domain.device.library.ibv_destroy_qp)(self.pair.as_ptr()) };
-        checked(returned).map_err(|why| {
+        let returned = self.domain.device.is_destroyed(checked(returned));
+        returned.map_err(|why| {
             let object = format!(
                 "RDMA device {}, queue pair {}",
                 self.domain.device.name, self.number

@@ -1,0 +1,324 @@
+//! A member's RDMA: its rails, the thread that makes connections, and the way from one to the other.
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use crossbeam_queue::SegQueue;
+use forebay_engine::arena::Arena;
+use forebay_engine::ports::{Clock, PeerCore, PeerId};
+use forebay_engine::ring::Doorbell;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::control::Control;
+use crate::introduce::{Ends, Offer, Refused, Session, Tickets};
+use crate::inventory::Rail;
+use crate::limits::TICKET_BYTES;
+use crate::linked::LinkedTransport;
+use crate::links::{LinkStatus, Links};
+use crate::seat::{Seat, ToControl};
+use crate::{Cm, RailConfig, Verbs, VerbsError};
+
+/// Asks the member of `Ends::acceptor` over TCP for an [`Offer`], and tells what came of it. Does not wait.
+pub type Invite = Box<dyn Fn(Ends, Told) + Send>;
+
+/// Where an [`Invite`] tells what came of it. One that is dropped counts as no answer, after some seconds.
+pub struct Told {
+    shared: Arc<Shared>,
+    ends: Ends,
+}
+
+impl Told {
+    pub(crate) fn new(shared: Arc<Shared>, ends: Ends) -> Told {
+        Told { shared, ends }
+    }
+
+    /// What the peer said, and the session of that connection; or why it said nothing.
+    pub fn tell(self, invited: Result<(Session, Offer), String>) {
+        let ends = self.ends;
+        self.shared.tell(ToControl::Invited { ends, invited });
+    }
+}
+
+/// What an endpoint is started with.
+pub struct EndpointConfig {
+    /// Who this node is.
+    pub me: PeerId,
+    /// Its ways to peers; at least one.
+    pub rails: Vec<Rail>,
+    /// Whether others may ask this node: not of one that only takes.
+    pub serves: bool,
+    /// Engine cores of this node.
+    pub cores: u16,
+    /// Bytes of answers under way that each connection to this node is granted.
+    pub credit_bytes: u32,
+}
+
+/// What the thread, the cores and the endpoint know together.
+pub(crate) struct Shared {
+    pub me: PeerId,
+    pub rails: Vec<Rail>,
+    pub credit_bytes: u32,
+    pub clock: Box<dyn Clock + Send + Sync>,
+    pub tickets: Mutex<Tickets>,
+    pub links: Links,
+    /// Where rails are listened at now.
+    pub listening: Mutex<Vec<SocketAddr>>,
+    seats: Mutex<Vec<Option<Arc<Seat>>>>,
+    told: SegQueue<ToControl>,
+    wake: rustix::fd::OwnedFd,
+}
+
+impl Shared {
+    pub fn tell(&self, what: ToControl) {
+        self.told.push(what);
+        // The counter is drained at each wake-up, so it never comes near its limit.
+        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+    }
+
+    pub fn next(&self) -> Option<ToControl> {
+        self.told.pop()
+    }
+
+    pub fn wake(&self) -> &rustix::fd::OwnedFd {
+        &self.wake
+    }
+
+    /// All seats that are taken.
+    pub fn seats(&self) -> Vec<Arc<Seat>> {
+        self.seats.lock().iter().flatten().cloned().collect()
+    }
+
+    pub fn seat(&self, core: u16) -> Option<Arc<Seat>> {
+        self.seats.lock().get(usize::from(core)).cloned().flatten()
+    }
+
+    /// Leaves a core's seat, unless another has taken it.
+    pub fn leave(&self, core: u16, seat: &Arc<Seat>) {
+        if let Some(place) = self.seats.lock().get_mut(usize::from(core))
+            && place.as_ref().is_some_and(|other| Arc::ptr_eq(other, seat))
+        {
+            *place = None;
+        }
+    }
+}
+
+/// A member's RDMA. Clones are the same one; the last one that goes ends the thread.
+#[derive(Clone)]
+pub struct Endpoint {
+    shared: Arc<Shared>,
+    _thread: Arc<Thread>,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Endpoint")
+            .field("rails", &self.shared.rails)
+            .finish_non_exhaustive()
+    }
+}
+
+struct Thread(Arc<Shared>, Option<JoinHandle<()>>);
+
+impl Drop for Thread {
+    fn drop(&mut self) {
+        self.0.tell(ToControl::Stop);
+        if let Some(thread) = self.1.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Endpoint {
+    /// Listens at the rails' addresses, and makes connections from now on.
+    ///
+    /// # Errors
+    /// What of RDMA this machine lacks: the library, rdma_cm, or a descriptor for them. A rail that cannot be listened at
+    /// now is none: it is tried again.
+    pub fn start(
+        config: EndpointConfig,
+        invite: Invite,
+        clock: impl Clock + Send + Sync + 'static,
+    ) -> Result<Endpoint, VerbsError> {
+        let unusable = |error: io::Error| VerbsError::Unusable {
+            object: "RDMA's control thread".into(),
+            what: format!("cannot be started: {error}"),
+        };
+        let cm = Cm::new()?;
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map_err(|error| unusable(error.into()))?;
+        let shared = Arc::new(Shared {
+            me: config.me,
+            rails: config.rails,
+            credit_bytes: config.credit_bytes,
+            clock: Box::new(clock),
+            tickets: Mutex::new(Tickets::new()),
+            links: Links::default(),
+            listening: Mutex::default(),
+            seats: Mutex::new((0..config.cores).map(|_| None).collect()),
+            told: SegQueue::new(),
+            wake,
+        });
+        let mut control = Control::new(cm, shared.clone(), invite, config.serves);
+        // Peers can be told at once where.
+        control.listen();
+        let thread = std::thread::Builder::new()
+            .name("rdma-cm".into())
+            .spawn(move || control.run())
+            .map_err(unusable)?;
+        Ok(Endpoint {
+            _thread: Arc::new(Thread(shared.clone(), Some(thread))),
+            shared,
+        })
+    }
+
+    /// Lets one core of a peer in, which was proven over the TCP connection of `session`: what that is to be told.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn offer(&self, session: Session, from: PeerCore, core: u16) -> Result<Offer, Refused> {
+        let shared = &self.shared;
+        let at = shared.listening.lock().clone();
+        if at.is_empty() || shared.seat(core).is_none() {
+            return Err(Refused::Core);
+        }
+        let mut random = [0; TICKET_BYTES];
+        match getrandom(&mut random, GetRandomFlags::empty()) {
+            Ok(TICKET_BYTES) => {}
+            _ => return Err(Refused::Busy),
+        }
+        let acceptor = PeerCore {
+            peer: shared.me,
+            core,
+        };
+        let ends = Ends {
+            asker: from,
+            acceptor,
+        };
+        let now = shared.clock.now();
+        let ticket = shared.tickets.lock().issue(session, ends, random, now)?;
+        Ok(Offer { ticket, at })
+    }
+
+    /// The transport of one core, to be made and used on its thread: opens the devices there and registers its arena.
+    /// `doorbell` wakes that thread, which must also wait for [`LinkedTransport::fd`].
+    ///
+    /// # Errors
+    /// What a device or its limits do not allow.
+    pub fn transport(
+        &self,
+        core: u16,
+        arena: &Arena,
+        doorbell: Arc<Doorbell>,
+        clock: impl Clock + Clone + 'static,
+    ) -> Result<LinkedTransport, VerbsError> {
+        let seat = Seat::new(doorbell.clone());
+        let made = LinkedTransport::open(
+            self.shared.clone(),
+            (core, seat.clone()),
+            arena.mapping(),
+            doorbell,
+            clock,
+        )?;
+        if let Some(place) = self.shared.seats.lock().get_mut(usize::from(core)) {
+            *place = Some(seat);
+        }
+        Ok(made)
+    }
+
+    /// This member's rails.
+    pub fn rails(&self) -> &[Rail] {
+        &self.shared.rails
+    }
+
+    /// Addresses of rails that are listened at now.
+    pub fn listening(&self) -> Vec<SocketAddr> {
+        self.shared.listening.lock().clone()
+    }
+
+    /// Every connection between cores, and those that should be there.
+    pub fn links(&self) -> Vec<LinkStatus> {
+        self.shared.links.status()
+    }
+
+    /// Forgets links that are down and whose peer is not `known` any more.
+    pub fn retain_links(&self, known: impl Fn(PeerCore) -> bool) {
+        self.shared.links.retain(known);
+    }
+}
+
+/// The devices of rails: each once, whatever the number of its addresses.
+pub(crate) fn devices(rails: &[Rail]) -> Vec<RailConfig> {
+    let mut devices: Vec<RailConfig> = Vec::new();
+    for rail in rails {
+        if !devices.iter().any(|device| device.device == rail.device) {
+            devices.push(RailConfig::new(
+                rail.device.clone(),
+                rail.port,
+                rail.gid_index,
+            ));
+        }
+    }
+    devices
+}
+
+/// The address by which attempt `attempt` of a core leaves, and the one that it goes to: every pair in turn, beginning
+/// with another one for each core.
+pub(crate) fn way(
+    rails: &[Rail],
+    at: &[SocketAddr],
+    core: u16,
+    attempt: usize,
+) -> Option<(IpAddr, SocketAddr)> {
+    if rails.is_empty() || at.is_empty() {
+        return None;
+    }
+    let n = usize::from(core) + attempt;
+    let from = rails[n % rails.len()].ip;
+    let to = at[(n + attempt / rails.len()) % at.len()];
+    Some((from, to))
+}
+
+/// Libibverbs, for one core.
+pub(crate) fn verbs() -> Result<Verbs, VerbsError> {
+    Verbs::load()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rail(device: &str, last: u8) -> Rail {
+        Rail {
+            device: device.into(),
+            port: 1,
+            gid_index: 3,
+            ip: IpAddr::from([10, 0, 0, last]),
+        }
+    }
+
+    #[test]
+    fn a_device_is_opened_once_whatever_its_addresses() {
+        let rails = [rail("a", 1), rail("b", 2), rail("a", 3)];
+        let names: Vec<_> = devices(&rails).into_iter().map(|one| one.device).collect();
+        assert_eq!(names, ["a", "b"]);
+    }
+
+    #[test]
+    fn attempts_go_through_all_pairs_of_addresses() {
+        let rails = [rail("a", 1), rail("b", 2)];
+        let at = [1, 2, 3].map(|last| SocketAddr::from(([10, 0, 1, last], 7)));
+        for core in 0..3 {
+            let ways = (0..6).filter_map(|attempt| way(&rails, &at[..2], core, attempt));
+            let ways: std::collections::BTreeSet<_> = ways.collect();
+            assert_eq!(ways.len(), 4, "core {core}");
+        }
+        let first = way(&rails, &at[..2], 0, 0).unwrap();
+        assert_eq!((first.0, first.1.ip()), (rails[0].ip, at[0].ip()));
+        assert_eq!(way(&rails, &[], 0, 0), None);
+    }
+}

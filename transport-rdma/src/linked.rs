@@ -1,0 +1,251 @@
+//! One core's transport over RDMA, with connections that the control thread makes when they are first wanted.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_engine::arena::Mapping;
+use forebay_engine::ports::{
+    Clock, FetchTag, Full, PeerCore, Time, Transport, TransportEvent, TransportOp,
+};
+use forebay_engine::ring::Doorbell;
+
+use crate::auto::{Linked, Readiness};
+use crate::endpoint::{Shared, devices, verbs};
+use crate::limits::INTRODUCE_MS;
+use crate::links::LinkState;
+use crate::seat::{Seat, ToControl, ToCore};
+use crate::{CmId, ConnectionId, RdmaTransport, VerbsError};
+
+/// A connection that is not there yet, or will not be.
+#[derive(Debug)]
+enum Wanted {
+    /// Asked of the control thread, which answers.
+    Since(Time),
+    /// Why there is none; told once.
+    Failed(String),
+}
+
+/// What a connection is to the control thread and to people.
+#[derive(Debug)]
+struct Known {
+    by: CmId,
+    peer: PeerCore,
+    asks: bool,
+}
+
+/// Kept failures of links that nobody asks for any more.
+const FAILED_MAX: usize = 4_096;
+
+/// The engine's way to peers by RDMA, for one core, which makes its connections. It never leaves that core's thread.
+pub struct LinkedTransport {
+    transport: RdmaTransport,
+    shared: Arc<Shared>,
+    core: u16,
+    seat: Arc<Seat>,
+    clock: Box<dyn Clock>,
+    wanted: BTreeMap<PeerCore, Wanted>,
+    known: BTreeMap<ConnectionId, Known>,
+}
+
+impl fmt::Debug for LinkedTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LinkedTransport")
+            .field("core", &self.core)
+            .field("transport", &self.transport)
+            .finish_non_exhaustive()
+    }
+}
+
+impl LinkedTransport {
+    pub(crate) fn open(
+        shared: Arc<Shared>,
+        (core, seat): (u16, Arc<Seat>),
+        arena: Mapping,
+        doorbell: Arc<Doorbell>,
+        clock: impl Clock + Clone + 'static,
+    ) -> Result<LinkedTransport, VerbsError> {
+        let transport = RdmaTransport::new(
+            &verbs()?,
+            &devices(&shared.rails),
+            &arena,
+            shared.credit_bytes,
+            Box::new(clock.clone()),
+        )?;
+        Ok(LinkedTransport {
+            transport: transport.armed_for_sleep(doorbell),
+            shared,
+            core,
+            seat,
+            clock: Box::new(clock),
+            wanted: BTreeMap::new(),
+            known: BTreeMap::new(),
+        })
+    }
+
+    /// Readable when a completion came after [`Transport::poll`] had none: the core's thread waits for it too.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.transport.fd()
+    }
+
+    fn arrived(&mut self, arrival: ToCore) {
+        match arrival {
+            ToCore::Offer { by, to, prepare } => {
+                let offered = self.transport.offer(&prepare);
+                if let Ok((id, _)) = &offered {
+                    self.know(*id, by, to, true);
+                }
+                let offered = offered.map_err(|error| error.to_string());
+                let core = self.core;
+                self.shared.tell(ToControl::Offered { core, by, offered });
+            }
+            ToCore::Accept {
+                by,
+                from,
+                prepare,
+                connect,
+            } => {
+                // One that the peer has given up, though nobody was told.
+                let before = self.known.iter();
+                let before = before.filter(|(_, known)| !known.asks && known.peer == from);
+                for id in before.map(|(id, _)| *id).collect::<Vec<_>>() {
+                    self.transport.close(id, "the peer has made another");
+                }
+                let accepted = self.transport.accept(from.peer, &prepare, &connect);
+                if let Ok((id, ..)) = &accepted {
+                    self.know(*id, by, from, false);
+                    self.is_up(*id);
+                }
+                let accepted = accepted.map_err(|error| error.to_string());
+                let core = self.core;
+                self.shared.tell(ToControl::Accepted { core, by, accepted });
+            }
+            ToCore::Begin {
+                by,
+                id,
+                to,
+                connect,
+                grant,
+            } => {
+                let begun = self.transport.begin(id, to, &connect, grant);
+                if begun.is_ok() {
+                    self.wanted.remove(&to);
+                    self.is_up(id);
+                }
+                let begun = begun.map_err(|error| error.to_string());
+                self.shared.tell(ToControl::Begun { by, begun });
+            }
+            ToCore::Close { id, why } => self.transport.close(id, why),
+            ToCore::Lost { device } => self.transport.lose(&device),
+            ToCore::Unavailable { to, why } => self.failed(to, why),
+        }
+    }
+
+    fn know(&mut self, id: ConnectionId, by: CmId, peer: PeerCore, asks: bool) {
+        let record = self.shared.links.record(self.core, peer, asks);
+        self.transport.record(id, record);
+        self.known.insert(id, Known { by, peer, asks });
+    }
+
+    fn is_up(&self, id: ConnectionId) {
+        if let Some(known) = self.known.get(&id) {
+            let links = &self.shared.links;
+            links
+                .record(self.core, known.peer, known.asks)
+                .set(LinkState::Up);
+        }
+    }
+
+    fn failed(&mut self, to: PeerCore, why: String) {
+        if self.wanted.len() >= FAILED_MAX {
+            self.wanted
+                .retain(|_, wanted| matches!(wanted, Wanted::Since(_)));
+        }
+        let record = self.shared.links.record(self.core, to, true);
+        record.down(why.clone());
+        self.wanted.insert(to, Wanted::Failed(why));
+    }
+
+    /// Tells of connections that have ended by themselves.
+    fn look_for_ends(&mut self) {
+        for (id, why) in self.transport.take_ended() {
+            let Some(known) = self.known.remove(&id) else {
+                continue;
+            };
+            let (core, links) = (self.core, &self.shared.links);
+            // Another may have taken its place.
+            let other = self.known.values();
+            let is_other = |other: &Known| other.peer == known.peer && other.asks == known.asks;
+            if !other.into_iter().any(is_other) {
+                links.record(core, known.peer, known.asks).down(why);
+            }
+            self.shared.tell(ToControl::Ended { by: known.by });
+        }
+    }
+}
+
+impl Linked for LinkedTransport {
+    fn prepare(&mut self, to: PeerCore) -> Readiness {
+        if self.transport.reaches(to) {
+            return Readiness::Ready;
+        }
+        let now = self.clock.now();
+        match self.wanted.get(&to) {
+            // The control thread ends it before; should it be gone, nobody waits for it for ever.
+            Some(Wanted::Since(since))
+                if now.since(*since) < Duration::from_millis(2 * INTRODUCE_MS) =>
+            {
+                return Readiness::Connecting;
+            }
+            Some(Wanted::Failed(_)) => {
+                if let Some(Wanted::Failed(why)) = self.wanted.remove(&to) {
+                    return Readiness::Unavailable(why);
+                }
+            }
+            _ => {}
+        }
+        let core = self.core;
+        self.wanted.insert(to, Wanted::Since(now));
+        self.shared
+            .links
+            .record(core, to, true)
+            .set(LinkState::Connecting);
+        self.shared.tell(ToControl::Want { core, to });
+        Readiness::Connecting
+    }
+}
+
+impl Transport for LinkedTransport {
+    #[allow(clippy::result_large_err)]
+    fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        self.transport.submit(op)
+    }
+
+    fn poll(&mut self) -> Option<TransportEvent> {
+        while let Some(arrival) = self.seat.arrivals.pop() {
+            self.arrived(arrival);
+        }
+        let event = self.transport.poll();
+        self.look_for_ends();
+        event
+    }
+
+    fn cancel(&mut self, tag: FetchTag) {
+        self.transport.cancel(tag);
+    }
+
+    fn wake_at(&self) -> Time {
+        self.transport.wake_at()
+    }
+}
+
+impl Drop for LinkedTransport {
+    fn drop(&mut self) {
+        self.shared.leave(self.core, &self.seat);
+        for known in self.known.values() {
+            self.shared.tell(ToControl::Ended { by: known.by });
+        }
+    }
+}
