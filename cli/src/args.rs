@@ -22,7 +22,7 @@ mod group;
 mod nonsense;
 mod serving;
 
-pub use group::{DoctorArgs, DrainArgs, GroupArgs, RdmaArgs, ServeArgs, StopArgs};
+pub use group::{DoctorArgs, DrainArgs, GroupArgs, RdmaArgs, ServeArgs, StopArgs, WhichTransport};
 pub use serving::{NameArgs, ServingArgs};
 
 /// A read cache in front of S3.

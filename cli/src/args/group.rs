@@ -54,6 +54,31 @@ pub struct GroupArgs {
     /// always does.
     #[arg(long, env = "FOREBAY_KEEP_COPIES", value_parser = yes_or_no)]
     pub keep_copies: bool,
+    /// How blocks travel between members. auto: over RDMA between nodes that both have it, else over TCP. rdma: the same, but
+    /// this node does not start without RDMA, and warns of each link that takes TCP. tcp: over TCP alone.
+    #[arg(
+        long,
+        env = "FOREBAY_TRANSPORT",
+        value_name = "WHICH",
+        value_enum,
+        default_value_t
+    )]
+    pub transport: WhichTransport,
+    /// Which devices.
+    #[command(flatten)]
+    pub rdma: RdmaArgs,
+}
+
+/// `--transport`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum WhichTransport {
+    /// RDMA where both ends have it, else TCP.
+    #[default]
+    Auto,
+    /// The same, but this node must have RDMA.
+    Rdma,
+    /// TCP alone.
+    Tcp,
 }
 
 /// Which RDMA devices are used, and how they are addressed.

@@ -12,7 +12,7 @@
 pub mod finding;
 mod kernel;
 mod limits;
-mod machine;
+pub(crate) mod machine;
 mod memory;
 mod rdma;
 

@@ -1,9 +1,7 @@
 //! RDMA: the library, devices, ports, GIDs and MTU, and which ports `--group-ip` comes to.
 
-use std::net::IpAddr;
-
 use anyhow::Result;
-use forebay_membership::local::{LocalError, Network, addresses, published};
+use forebay_membership::local::Network;
 use forebay_transport_rdma::inventory::{
     DeviceSeen, GroupAddress, Inventory, NoRail, PortSeen, Wanted, rail,
 };
@@ -11,6 +9,7 @@ use forebay_transport_rdma::{GidKind, LinkLayer, Verbs};
 
 use super::finding::Finding;
 use super::machine::Files;
+use crate::group::rails::group_addresses;
 
 const AREA: &str = "rdma";
 /// Bytes of an interface's MTU that packets of 4,096 bytes payload need over RoCE v2, headers and all.
@@ -220,38 +219,6 @@ fn mtu_advice(files: &Files, seen: &PortSeen, is_roce: bool) -> String {
     }
 }
 
-/// The addresses that a member would publish.
-fn group_addresses(files: &Files, networks: &[Network]) -> Result<Vec<GroupAddress>> {
-    let local = addresses()?;
-    let ips = match published(networks, true) {
-        Ok(ips) => ips,
-        // A machine on its own.
-        Err(LocalError::OnlyLoopback { .. }) if networks.is_empty() => Vec::new(),
-        Err(error) => return Err(error.into()),
-    };
-    let with_interface = |ip: IpAddr| {
-        let interface = local.iter().find(|local| local.address == ip);
-        GroupAddress {
-            ip,
-            infiniband: interface.and_then(|local| infiniband_port(files, &local.interface)),
-        }
-    };
-    Ok(ips.into_iter().map(with_interface).collect())
-}
-
-/// The InfiniBand device and port below an interface.
-fn infiniband_port(files: &Files, interface: &str) -> Option<(String, u8)> {
-    let directory = format!("/sys/class/net/{interface}");
-    // ARPHRD_INFINIBAND: of RoCE the GID says more.
-    (files.number(&format!("{directory}/type"))? == 32).then_some(())?;
-    let device = files
-        .names(&format!("{directory}/device/infiniband"))
-        .into_iter()
-        .next()?;
-    let port = files.number(&format!("{directory}/dev_port")).unwrap_or(0);
-    Some((device, u8::try_from(port + 1).ok()?))
-}
-
 fn rails(inventory: &Inventory, wanted: &Wanted, address: &GroupAddress) -> Finding {
     let object = format!("group address {}", address.ip);
     match rail(inventory, wanted, address) {
@@ -277,12 +244,13 @@ fn rails(inventory: &Inventory, wanted: &Wanted, address: &GroupAddress) -> Find
 
 #[cfg(test)]
 mod tests {
-    use std::net::Ipv4Addr;
+    use std::net::{IpAddr, Ipv4Addr};
 
     use forebay_transport_rdma::{Gid, GidEntry, Mtu, PortInfo, VerbsError};
 
     use super::super::finding::Verdict;
     use super::*;
+    use crate::group::rails::infiniband_port;
 
     fn port(active: bool, mtu_code: u32, kind: GidKind) -> PortSeen {
         PortSeen {

@@ -7,11 +7,14 @@
 //! | [`report`] | what `status` tells of the group |
 //! | [`alone`] | a member without others: said, and why |
 //! | [`draining`], [`routes`] | leaving with everything: started, stopped, watched |
+//! | [`rails`], [`rdma`] | the member's addresses that RDMA ports have, and how cores are introduced to each other's |
 //! | [`stats`] | what `stats --group` tells: every member's counters |
 
 pub mod alone;
 pub mod draining;
 pub mod plan;
+pub mod rails;
+pub mod rdma;
 pub mod report;
 pub mod routes;
 pub mod running;

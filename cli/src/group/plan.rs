@@ -9,8 +9,9 @@ use forebay_membership::identity::peer_id;
 use forebay_membership::local::{Network, published};
 use forebay_membership::secret::Secret;
 use forebay_membership::seeds::Seed;
+use forebay_transport_rdma::inventory::Wanted;
 
-use crate::args::{GroupArgs, NodeArgs};
+use crate::args::{GroupArgs, NodeArgs, WhichTransport};
 
 /// May hold the group's secret instead of a file.
 const SECRET_VARIABLE: &str = "FOREBAY_GROUP_SECRET";
@@ -50,6 +51,10 @@ pub struct GroupPlan {
     pub networks: Vec<Network>,
     /// Disks keep what others own, too.
     pub keep_copies: bool,
+    /// `--transport`.
+    pub transport: WhichTransport,
+    /// `--rdma-device` and its like.
+    pub rdma: Wanted,
 }
 
 impl GroupPlan {
@@ -113,6 +118,8 @@ impl GroupPlan {
             seeds: args.peers.clone(),
             networks: args.group_ip.clone(),
             keep_copies: args.keep_copies || args.no_sharing,
+            transport: args.transport,
+            rdma: args.rdma.wanted(),
             group,
             node,
         }))

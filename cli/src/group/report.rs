@@ -5,18 +5,21 @@ use std::net::SocketAddr;
 
 use forebay_engine::identity::Slot;
 use forebay_engine::limits::SLOTS;
-use forebay_engine::placement::Placement;
+use forebay_engine::placement::{PeerId, Placement};
+use forebay_engine::ports::PeerCore;
 use forebay_membership::follow::FollowerStatus;
 use forebay_membership::gossip::GroupStatus;
 use forebay_membership::record::Usage;
 use forebay_membership::seeds::SeedStatus;
 use forebay_membership::views::GroupView;
+use forebay_transport_rdma::links::{LinkState as LinkStateRdma, LinkStatus as LinkStatusRdma};
 use forebay_transport_tcp::{LinkState, LinkStatus, Refusal};
 use serde::{Deserialize, Serialize};
 
 use super::alone::AloneReport;
 use super::draining::DrainReport;
 use super::plan::GroupPlan;
+use super::rdma::{self, Found, RdmaReport};
 
 /// This node's group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -48,6 +51,9 @@ pub struct GroupReport {
     /// A member: that it is alone, and why; null when it is not, or was told of no others.
     #[serde(default)]
     pub alone: Option<AloneReport>,
+    /// This node's RDMA.
+    #[serde(default)]
+    pub rdma: RdmaReport,
     /// Gossip datagrams dropped, by reason.
     pub gossip_dropped: BTreeMap<String, u64>,
     /// Connections refused, by reason.
@@ -110,7 +116,7 @@ pub struct LinkReport {
     pub peer_core: u16,
     /// Whether this node asks on it; else the other side does.
     pub asks: bool,
-    /// `tcp`.
+    /// `tcp` or `rdma`.
     pub transport: String,
     /// `connecting`, `up` or `down`.
     pub state: String,
@@ -120,6 +126,10 @@ pub struct LinkReport {
     pub received_bytes: u64,
     /// Why it was down the last time.
     pub last_error: Option<String>,
+    /// Over TCP, of one that this node asks on: why requests do not go over RDMA; null when they do, when this node has no
+    /// RDMA, or when nothing was asked yet.
+    #[serde(default)]
+    pub why_tcp: Option<String>,
 }
 
 /// One place where members are looked for.
@@ -209,14 +219,53 @@ impl GroupReport {
         self.seeds = seeds.iter().map(seed).collect();
     }
 
-    /// Adds the transport's connections.
-    pub fn add_links(&mut self, links: &[LinkStatus], refusals: &[(Refusal, u64)]) {
-        let name_of = |id: String| {
-            let member = self.members.iter().find(|member| member.id == id);
-            member.map_or(id.clone(), |member| member.node.clone())
+    fn name_of(&self, peer: PeerId) -> String {
+        let id = hex(peer.0);
+        let member = self.members.iter().find(|member| member.id == id);
+        member.map_or(id, |member| member.node.clone())
+    }
+
+    /// Adds this node's RDMA, its connections, and why links over TCP do without; after [`GroupReport::add_links`].
+    pub fn add_rdma(&mut self, found: &Found) {
+        self.rdma = rdma::report(found);
+        let Ok(way) = found else { return };
+        let link = |link: LinkStatusRdma| LinkReport {
+            peer: self.name_of(link.peer.peer),
+            core: link.core,
+            peer_core: link.peer.core,
+            asks: link.asks,
+            transport: "rdma".to_owned(),
+            state: match link.state {
+                LinkStateRdma::Connecting => "connecting",
+                LinkStateRdma::Up => "up",
+                LinkStateRdma::Down => "down",
+            }
+            .to_owned(),
+            sent_bytes: link.sent_bytes,
+            received_bytes: link.received_bytes,
+            last_error: link.last_error,
+            why_tcp: None,
+        };
+        let links: Vec<LinkReport> = way.endpoint.links().into_iter().map(link).collect();
+        self.links.extend(links);
+    }
+
+    /// Adds TCP's connections; `why_tcp` says why requests to a peer's core do not go over RDMA.
+    pub fn add_links(
+        &mut self,
+        links: &[LinkStatus],
+        refusals: &[(Refusal, u64)],
+        why_tcp: impl Fn(u16, PeerCore) -> Option<String>,
+    ) {
+        let why_tcp = |link: &LinkStatus| {
+            let to = PeerCore {
+                peer: link.peer,
+                core: link.peer_core,
+            };
+            link.asks.then(|| why_tcp(link.core, to)).flatten()
         };
         let link = |link: &LinkStatus| LinkReport {
-            peer: name_of(hex(link.peer.0)),
+            peer: self.name_of(link.peer),
             core: link.core,
             peer_core: link.peer_core,
             asks: link.asks,
@@ -230,6 +279,7 @@ impl GroupReport {
             sent_bytes: link.sent_bytes,
             received_bytes: link.received_bytes,
             last_error: link.last_error.clone(),
+            why_tcp: why_tcp(link),
         };
         let links: Vec<LinkReport> = links.iter().map(link).collect();
         self.links = links;

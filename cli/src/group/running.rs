@@ -20,6 +20,7 @@ use tokio::sync::Notify;
 use super::alone::Found;
 use super::draining::{DrainState, Draining};
 use super::plan::{GroupPlan, Role};
+use super::rdma;
 use super::report::GroupReport;
 use super::stats::{GroupCounts, GroupStats, MemberStats, TellCounts, ask_all};
 use crate::host::Peers;
@@ -39,6 +40,7 @@ pub const VIEW_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Group {
     plan: GroupPlan,
     endpoint: Endpoint,
+    rdma: rdma::Found,
     views: Views,
     runtime: Handle,
     socket: parking_lot::Mutex<Option<UdpSocket>>,
@@ -77,8 +79,15 @@ impl Group {
     pub fn open(plan: GroupPlan, cores: usize, runtime: &Handle) -> Result<Arc<Self>> {
         let (endpoint, control, socket) = open_ports(&plan, cores, runtime)?;
         let views = Views::default();
-        let known = endpoint.clone();
-        views.before_change(move |view| known.set_members(view.placement.view()));
+        let rdma = rdma::open(&plan, cores_of_group(cores)?, &endpoint, runtime)?;
+        let (known, way) = (endpoint.clone(), rdma.clone().ok());
+        views.before_change(move |view| {
+            let view = view.placement.view();
+            known.set_members(view);
+            if let Some(way) = &way {
+                way.retain(|peer| view.member(peer).is_some());
+            }
+        });
         let counts = Arc::new(OnceLock::new());
         if plan.is_member() {
             runtime.spawn(answer_all(control, views.clone(), counts.clone()));
@@ -93,6 +102,7 @@ impl Group {
         Ok(Arc::new(Self {
             plan,
             endpoint,
+            rdma,
             views,
             runtime: runtime.clone(),
             socket: parking_lot::Mutex::new(socket),
@@ -113,6 +123,7 @@ impl Group {
             me: self.plan.me,
             keep_copies: self.plan.keep_copies,
             endpoint: self.endpoint.clone(),
+            rdma: self.rdma.clone().ok(),
             views: self.views.clone(),
         }
     }
@@ -167,7 +178,7 @@ impl Group {
             record: Record {
                 node: plan.node.clone(),
                 weight,
-                cores: u16::try_from(cores).context("too many cores for a group")?,
+                cores: cores_of_group(cores)?,
                 addresses: self.addresses.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
             },
@@ -310,7 +321,10 @@ impl Group {
     pub fn report(&self) -> GroupReport {
         let mut report =
             GroupReport::new(&self.plan, &self.addresses, self.views.newest().as_deref());
-        report.add_links(&self.endpoint.links(), &self.endpoint.refusals());
+        let (links, refusals) = (self.endpoint.links(), self.endpoint.refusals());
+        let why_tcp = |core, to| self.rdma.as_ref().ok()?.why_tcp(core, to);
+        report.add_links(&links, &refusals, why_tcp);
+        report.add_rdma(&self.rdma);
         match self.joined.get() {
             Some(Joined::Member(group)) => report.add_gossip(&group.status()),
             Some(Joined::Client(follower, seeds)) => {
@@ -332,6 +346,10 @@ fn is_news(before: &Usage, now: &Usage, since: Duration) -> bool {
     more > 0 && more >= now.capacity_bytes / USAGE_PARTS
         || rest(before) != rest(now)
         || before != now && since >= USAGE_INTERVAL
+}
+
+fn cores_of_group(cores: usize) -> Result<u16> {
+    u16::try_from(cores).context("too many cores for a group")
 }
 
 /// One for each GiB of cache.
@@ -377,7 +395,7 @@ fn open_endpoint(
     let config = EndpointConfig {
         secret: plan.secret.as_ref().map(|secret| Key::new(secret.bytes())),
         listen: listen.into_iter().collect(),
-        cores: u16::try_from(cores).context("too many cores for a group")?,
+        cores: cores_of_group(cores)?,
         ..EndpointConfig::new(plan.me, &plan.group, runtime.clone())
     };
     Endpoint::start(config).context(

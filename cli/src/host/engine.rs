@@ -385,11 +385,10 @@ where
     let origin = (shared.make_origin)(seat)
         .with_context(|| format!("cannot start the origin's client for engine core {core}"))?;
     let peers = config.peers.as_ref();
-    let (transport, fd) = HostTransport::new(peers, core, ring.doorbell().clone(), config.clock)
-        .with_context(|| format!("cannot make the transport of engine core {core}"))?;
-    if let Some(fd) = fd {
-        parker.watch(fd);
-    }
+    let (transport, fds) =
+        HostTransport::new(peers, core, &arena, ring.doorbell(), config.clock)
+            .with_context(|| format!("cannot make the transport of engine core {core}"))?;
+    fds.into_iter().for_each(|fd| parker.watch(fd));
     let parts = Parts {
         disk: disk(core, shared, &arena, parker)?,
         transport,

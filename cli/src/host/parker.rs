@@ -79,11 +79,19 @@ impl Park for EventParker {
             tv_nsec: span.subsec_nanos().into(),
         });
         let event = PollFd::new(&self.event.0, PollFlags::IN);
-        // The common cases allocate nothing: no other descriptor, or that of the way to peers.
+        // The common cases allocate nothing: no other descriptor, that of the way to peers by TCP, and one by RDMA too.
         let woken = match self.watched.as_slice() {
             [] => wait(&mut [event], timeout.as_ref()),
             [one] => wait(
                 &mut [event, PollFd::new(one, PollFlags::IN)],
+                timeout.as_ref(),
+            ),
+            [one, two] => wait(
+                &mut [
+                    event,
+                    PollFd::new(one, PollFlags::IN),
+                    PollFd::new(two, PollFlags::IN),
+                ],
                 timeout.as_ref(),
             ),
             watched => {
@@ -139,7 +147,7 @@ mod tests {
     #[test]
     fn a_watched_descriptor_wakes_too() {
         let mut parker = EventParker::new().unwrap();
-        for initial in [1, 0] {
+        for initial in [1, 0, 0] {
             parker.watch(eventfd(initial, EventfdFlags::CLOEXEC).unwrap());
             let start = Instant::now();
             parker.park(Some(Duration::from_secs(10)));

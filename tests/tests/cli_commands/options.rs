@@ -5,7 +5,7 @@ use forebay_cli::args::Cli;
 use super::support::{Place, have_fuse};
 
 /// A wrong value for each option that takes one: what of the error says what to do.
-const WRONG: [(&str, &str, &str); 41] = [
+const WRONG: [(&str, &str, &str); 42] = [
     ("--attr-ttl", "soon", "write `1s`, `5m`, `250ms`"),
     ("--cache-dir", "/nvme*", "name each directory"),
     ("--cache-group", "a/b", "use 1 to 128 letters"),
@@ -65,6 +65,7 @@ const WRONG: [(&str, &str, &str); 41] = [
     ("--status", "7-7", "`forebay warmup --status` lists them"),
     ("--stop", "", "a value is required"),
     ("--stop", "7-7", "`forebay warmup --status` lists them"),
+    ("--transport", "ib", "possible values: auto, rdma, tcp"),
     ("--uid", "4294967296", "write a whole number from 0"),
     ("-o", "nonsense", "use allow_other, uid=N"),
 ];

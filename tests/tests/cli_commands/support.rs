@@ -17,6 +17,12 @@ use rustix::process::{Pid, Signal, kill_process};
 /// Longest a command may take; those that wait for a daemon end well within it.
 pub const COMMAND_TIMEOUT: Duration = Duration::from_secs(40);
 
+/// How many times longer everything may take: `FOREBAY_TEST_PATIENCE`, for an emulated processor.
+fn patience() -> u32 {
+    let given = std::env::var("FOREBAY_TEST_PATIENCE").ok();
+    given.and_then(|text| text.parse().ok()).unwrap_or(1)
+}
+
 /// Whether mounts are possible here; says so when they are not.
 pub fn have_fuse() -> bool {
     let have = fs::File::options()
@@ -114,6 +120,7 @@ impl Running {
     /// Waits for the end; kills the command and fails the test after `timeout`.
     #[track_caller]
     pub fn wait(mut self, timeout: Duration) -> Ended {
+        let timeout = timeout * patience();
         let status = wait_child(&mut self.child, timeout);
         if status.is_none() {
             let _ = self.child.kill();
@@ -148,7 +155,7 @@ fn wait_child(child: &mut Child, timeout: Duration) -> Option<ExitStatus> {
 /// Fails the test when `condition` does not come true in time.
 #[track_caller]
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + COMMAND_TIMEOUT;
+    let deadline = Instant::now() + COMMAND_TIMEOUT * patience();
     while !condition() {
         assert!(Instant::now() < deadline, "in vain: {what}");
         std::thread::sleep(Duration::from_millis(10));

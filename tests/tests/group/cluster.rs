@@ -1,6 +1,7 @@
 //! Members and clients of one group, each a process.
 
 use std::fs::{self, File};
+use std::net::IpAddr;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -38,6 +39,8 @@ enum Net {
     Loopback([u8; 3]),
     /// In namespaces, with clients beside them.
     Apart(Namespaces),
+    /// All at one address, each at a port of its own: that of an RDMA device.
+    Shared(IpAddr),
 }
 
 impl Cluster {
@@ -87,11 +90,22 @@ impl Cluster {
         })
     }
 
+    /// A group whose members all have one address, and a secret.
+    pub fn at(address: IpAddr, members: u8) -> Self {
+        let place = Place::new();
+        write_secret(&place, SECRET, "s3cret");
+        Self {
+            place,
+            net: Net::Shared(address),
+            names: names(members),
+        }
+    }
+
     /// The namespaces of a group that is [`Cluster::apart`].
     pub fn spaces(&self) -> &Namespaces {
         match &self.net {
             Net::Apart(spaces) => spaces,
-            Net::Loopback(_) => panic!("not apart"),
+            Net::Loopback(_) | Net::Shared(_) => panic!("not apart"),
         }
     }
 
@@ -100,14 +114,14 @@ impl Cluster {
         let command = self.place.command(args);
         match &self.net {
             Net::Apart(spaces) => spaces.on(name, &command),
-            Net::Loopback(_) => command,
+            Net::Loopback(_) | Net::Shared(_) => command,
         }
     }
 
     /// The flags that every process of a group that is apart needs.
     fn secret_args(&self) -> Vec<String> {
         match &self.net {
-            Net::Apart(_) => vec!["--group-secret-file".into(), SECRET.into()],
+            Net::Apart(_) | Net::Shared(_) => vec!["--group-secret-file".into(), SECRET.into()],
             Net::Loopback(_) => Vec::new(),
         }
     }
@@ -119,19 +133,29 @@ impl Cluster {
         match &self.net {
             Net::Loopback([x, y, z]) => format!("{x}.{y}.{z}.{}", place + 1),
             Net::Apart(spaces) => spaces.address(name, 0).to_string(),
+            Net::Shared(ip) => ip.to_string(),
+        }
+    }
+
+    fn port(&self, name: &str) -> u16 {
+        let place = self.names.iter().position(|known| known == name);
+        match &self.net {
+            Net::Shared(_) => 7441 + place.expect("a member's name") as u16,
+            _ => 7440,
         }
     }
 
     /// `--peers` for everybody.
     pub fn peers(&self) -> String {
-        let all: Vec<String> = self.names.iter().map(|name| self.address(name)).collect();
+        let at = |name: &String| format!("{}:{}", self.address(name), self.port(name));
+        let all: Vec<String> = self.names.iter().map(at).collect();
         all.join(",")
     }
 
     /// The arguments of `serve` for a member. Names are believed for an hour unless `more` says something else.
     pub fn serve_args(&self, name: &str, more: &[&str]) -> Vec<String> {
         let cache = self.place.dir(&format!("cache-{name}"));
-        let listen = format!("{}:7440", self.listen(name));
+        let listen = format!("{}:{}", self.listen(name), self.port(name));
         let peers = self.peers();
         let rails = self.rails(name);
         let args = [
@@ -301,7 +325,9 @@ impl Cluster {
             &["--no-sharing", "--peers", &peers, "--attr-ttl", "1h"],
             more,
         ];
-        self.place.run(&args.concat()).ok();
+        let args = args.concat().into_iter().map(str::to_owned);
+        let args: Vec<String> = args.chain(self.secret_args()).collect();
+        self.place.run(&args).ok();
         path
     }
 

@@ -5,6 +5,7 @@
 #[allow(dead_code)]
 mod support;
 
+#[allow(dead_code, reason = "tests/group_rdma uses the rest")]
 mod cluster;
 mod commands;
 mod disks;

@@ -28,6 +28,12 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
         let addresses: Vec<String> = group.addresses.iter().map(ToString::to_string).collect();
         rows.push(("addresses", addresses.join(", ")));
     }
+    if !group.rdma.rails.is_empty() {
+        rows.push(("rdma", group.rdma.rails.join(", ")));
+    }
+    if let Some(why) = &group.rdma.off {
+        rows.push(("rdma", format!("none: {why}")));
+    }
     if let Some(member) = group.asking {
         rows.push(("views from", member.to_string()));
     }
@@ -149,10 +155,11 @@ fn link(link: &LinkReport) -> Vec<String> {
         link.state.clone(),
         Bytes(link.sent_bytes).to_string(),
         Bytes(link.received_bytes).to_string(),
-        match (link.state.as_str(), &link.last_error) {
+        match (link.state.as_str(), &link.last_error, &link.why_tcp) {
             // What ended it once says nothing of one that is up; the JSON has it.
-            ("up", _) | (_, None) => String::new(),
-            (_, Some(error)) => error.clone(),
+            ("up", _, Some(why)) => format!("not over RDMA: {why}"),
+            ("up", _, None) | (_, None, _) => String::new(),
+            (_, Some(error), _) => error.clone(),
         },
     ]
 }
