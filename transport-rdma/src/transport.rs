@@ -103,7 +103,7 @@ impl RdmaTransport {
                 .iter()
                 .map(|config| Place::closed(config, now))
                 .collect(),
-            verbs: verbs.clone(),
+            verbs: *verbs,
             arena: arena.clone(),
             epoll,
             ended: Vec::new(),
