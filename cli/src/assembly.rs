@@ -11,6 +11,7 @@ use forebay_origin_s3::{OriginConfig, OriginS3Runtime};
 use crate::args::{EngineArgs, OriginArgs};
 use crate::cache::Cache;
 use crate::group::Group;
+use crate::group::weight::Room;
 use crate::host::limits::raise_open_files;
 use crate::host::{Engine, EngineConfig};
 
@@ -95,12 +96,13 @@ impl<R: Reply> Assembly<R> {
         let config = self.engine.config();
         let cores = config.cores.cores();
         let memory_bytes = (config.memory.arena_bytes_per_core * cores) as u64;
-        let cache_bytes = self.cache.as_ref().map_or(memory_bytes, Cache::size_bytes);
+        let room = Room {
+            disk_bytes: self.cache.as_ref().map_or(0, Cache::size_bytes),
+            memory_bytes,
+        };
         let group = self.group.clone();
         move || match group {
-            Some(group) => group
-                .join(cores, cache_bytes)
-                .context("cannot join the group"),
+            Some(group) => group.join(cores, room).context("cannot join the group"),
             None => Ok(()),
         }
     }

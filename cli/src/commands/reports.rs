@@ -10,11 +10,13 @@ use forebay_membership::record::Usage;
 
 use crate::assembly::Assembly;
 use crate::cache::{Cache, WatchedCache};
+use crate::control::disk_report::DiskStatus;
 use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
 use crate::control::server::Reports;
 use crate::group::Group;
 use crate::group::draining::{DrainReport, DrainState};
 use crate::group::stats::{GroupCounts, GroupStats, TellCounts};
+use crate::group::weight::{DisksOut, Seen};
 use crate::host::core_stats;
 use crate::host::cores::Spin;
 
@@ -75,7 +77,7 @@ impl<R: Reply> DaemonReports<R> {
         if let Some(group) = &assembly.group {
             group.tell_counts(counts_of(&reports));
             let reports = reports.clone();
-            group.publish_usage(move || usage(&reports.status()));
+            group.publish_usage(move || reports.seen());
             let client = assembly.engine.client();
             let cores = client.cores();
             let counts = move || {
@@ -90,31 +92,49 @@ impl<R: Reply> DaemonReports<R> {
     }
 }
 
-/// How full the cache of the node is that tells this: the disks, or without any the memory.
+/// How full the cache of the node is that tells this: the disks, or without any that holds something the memory.
 fn usage(status: &StatusReport) -> Usage {
     let drain = status.group.as_ref().and_then(|group| group.drain.as_ref());
     let runs = |drain: &&DrainReport| drain.state == DrainState::Running && drain.counted;
     let left_bytes = drain.filter(runs).map(|drain| drain.left_bytes);
-    match status.disks.is_empty() {
-        true => Usage {
+    match status.disks.iter().map(|disk| disk.capacity_bytes).sum() {
+        0 => Usage {
             left_bytes,
             cached_bytes: status.memory.cached_bytes,
             capacity_bytes: status.memory.arena_bytes,
         },
-        false => Usage {
+        capacity_bytes => Usage {
             left_bytes,
             cached_bytes: status.disks.iter().map(|disk| disk.cached_bytes).sum(),
-            capacity_bytes: status.disks.iter().map(|disk| disk.allowed_bytes).sum(),
+            capacity_bytes,
         },
     }
 }
 
-impl<R: Reply> Reports for DaemonReports<R> {
-    fn status(&self) -> StatusReport {
+/// What of the disks takes nothing new.
+fn disks_out(disks: &[DiskStatus]) -> DisksOut {
+    let out = disks.iter().filter(|disk| disk.out_bytes > 0);
+    DisksOut {
+        names: out.clone().map(|disk| disk.name.clone()).collect(),
+        bytes: out.map(|disk| disk.out_bytes).sum(),
+    }
+}
+
+impl<R: Reply> DaemonReports<R> {
+    /// What the group's other members are told of this one.
+    fn seen(&self) -> Seen {
+        let cores = core_stats(&self.client, CORES_TIMEOUT);
+        let status = self.status_of(&cores);
+        Seen {
+            usage: usage(&status),
+            // A core that does not answer has not said how its disks are.
+            out: (cores.len() == self.client.cores()).then(|| disks_out(&status.disks)),
+        }
+    }
+
+    fn status_of(&self, cores: &[CoreStats]) -> StatusReport {
         let mut all = CoreStats::default();
-        core_stats(&self.client, CORES_TIMEOUT)
-            .iter()
-            .for_each(|core| all.add(core));
+        cores.iter().for_each(|core| all.add(core));
         let memory = MemoryStatus {
             arena_bytes: all.memory_bytes,
             cached_bytes: all.memory_used_bytes,
@@ -136,6 +156,12 @@ impl<R: Reply> Reports for DaemonReports<R> {
             group.set_own_usage(&own);
         }
         status
+    }
+}
+
+impl<R: Reply> Reports for DaemonReports<R> {
+    fn status(&self) -> StatusReport {
+        self.status_of(&core_stats(&self.client, CORES_TIMEOUT))
     }
 
     fn stats(&self) -> StatsReport {

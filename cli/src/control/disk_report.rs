@@ -17,6 +17,10 @@ pub struct DiskStatus {
     pub size_bytes: u64,
     /// What the log may occupy now: less than its size when the disk's other users need room.
     pub allowed_bytes: u64,
+    /// Of its regions, bytes for which nothing new is kept until the next start: read-only, or retired.
+    pub out_bytes: u64,
+    /// Bytes that it can hold now: what it may occupy, less what is out; where that is less, what it holds.
+    pub capacity_bytes: u64,
     /// What it occupies on its file system; for a block device its size.
     pub occupied_bytes: u64,
     /// Bytes of what is cached.
@@ -34,12 +38,18 @@ pub struct DiskStatus {
 impl DiskStatus {
     /// Adds what the cores know to what the host knows.
     pub fn with(mut self, disk: &DiskStats) -> Self {
+        self.capacity_bytes = self.allowed_bytes;
         let known = disk.devices.iter().find(|known| known.name == self.name);
         if let Some(known) = known {
             let (state, why) = state_of(&known.state);
             (self.state, self.why) = (state.to_owned(), why.to_owned());
             (self.cached_bytes, self.entries) = (known.live_bytes, known.entries);
             self.batches_damaged = known.batches_damaged;
+            self.out_bytes = known.regions_out * known.region_bytes;
+            let takes = known.regions - known.regions_out.min(known.regions);
+            let part = u128::from(self.allowed_bytes) * u128::from(takes)
+                / u128::from(known.regions.max(1));
+            self.capacity_bytes = (part as u64).max(self.cached_bytes);
         }
         self
     }
@@ -90,6 +100,8 @@ pub struct DeviceCounts {
     pub regions_main: u64,
     /// Not used: no space, or beyond what the log may occupy.
     pub regions_lost: u64,
+    /// Of engine cores for which the device is read-only or retired: nothing new is kept there.
+    pub regions_out: u64,
     /// Entries in the index.
     pub entries: u64,
     /// Of those, pinned.
@@ -170,6 +182,7 @@ impl From<&DeviceStats> for DeviceCounts {
             regions_small: device.regions_small,
             regions_main: device.regions_main,
             regions_lost: device.regions_lost,
+            regions_out: device.regions_out,
             entries: device.entries,
             entries_pinned: device.entries_pinned,
             pinned_bytes: device.pinned_bytes,

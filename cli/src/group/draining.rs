@@ -114,6 +114,18 @@ impl Draining {
         Ok(())
     }
 
+    /// Does what must not be done while this member hands over, or has: it is not needed then.
+    pub(super) async fn unless_begun(
+        &self,
+        announced: impl Future<Output = Result<()>>,
+    ) -> Result<()> {
+        let _turn = self.turns.lock().await;
+        match self.state() {
+            DrainState::None | DrainState::Stopped => announced.await,
+            DrainState::Running | DrainState::Done | DrainState::Ended => Ok(()),
+        }
+    }
+
     fn begin(&self) {
         *self.inner.lock() = Inner {
             began: Some(Instant::now()),
@@ -210,7 +222,7 @@ impl Group {
     /// When there is no drain, it is over, or there is no weight to go back to.
     pub async fn stop_drain(&self) -> Result<()> {
         let announced = async {
-            let weight = self.configured_weight();
+            let weight = self.weight.now();
             if weight == 0 {
                 bail!(
                     "this member was started with --group-weight 0: start it again with another weight to keep it"
@@ -235,7 +247,7 @@ impl Group {
         if !self.plan().is_member() {
             return;
         }
-        if self.configured_weight() == 0 {
+        if self.weight.now() == 0 {
             self.draining.begin();
             self.drain_begins.notify_one();
         }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`plan`] | what the flags ask for, checked |
 //! | [`running`] | the endpoint, the membership and the views, until the end |
+//! | [`weight`] | this member's weight: given, or what its disks that work can hold |
 //! | [`report`] | what `status` tells of the group |
 //! | [`alone`] | a member without others: said, and why |
 //! | [`draining`], [`routes`] | leaving with everything: started, stopped, watched |
@@ -19,6 +20,7 @@ pub mod report;
 pub mod routes;
 pub mod running;
 pub mod stats;
+pub mod weight;
 
 pub use plan::{GroupPlan, Role};
 pub use running::Group;

@@ -20,6 +20,7 @@ use super::alone::AloneReport;
 use super::draining::DrainReport;
 use super::plan::GroupPlan;
 use super::rdma::{self, Found, RdmaReport};
+use super::weight::DisksOutReport;
 
 /// This node's group.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,9 @@ pub struct GroupReport {
     /// This node's RDMA.
     #[serde(default)]
     pub rdma: RdmaReport,
+    /// A member of whose disks some take nothing new: which, and what became of its weight; null when all do.
+    #[serde(default)]
+    pub disks_out: Option<DisksOutReport>,
     /// Gossip datagrams dropped, by reason.
     pub gossip_dropped: BTreeMap<String, u64>,
     /// Connections refused, by reason.

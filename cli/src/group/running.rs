@@ -23,6 +23,7 @@ use super::plan::{GroupPlan, Role};
 use super::rdma;
 use super::report::GroupReport;
 use super::stats::{GroupCounts, GroupStats, MemberStats, TellCounts, ask_all};
+use super::weight::{Room, Seen, Weight};
 use crate::host::Peers;
 
 /// Free ports that are tried when the port is 0: one may be free for TCP and taken for UDP.
@@ -46,8 +47,7 @@ pub struct Group {
     socket: parking_lot::Mutex<Option<UdpSocket>>,
     addresses: Vec<SocketAddr>,
     joined: OnceLock<Joined>,
-    /// What this member was given when it joined.
-    weight: OnceLock<u32>,
+    pub(super) weight: Weight,
     pub(super) draining: Draining,
     pub(super) drain_begins: Arc<Notify>,
     pub(super) alone: Found,
@@ -108,7 +108,7 @@ impl Group {
             socket: parking_lot::Mutex::new(socket),
             addresses,
             joined: OnceLock::new(),
-            weight: OnceLock::new(),
+            weight: Weight::default(),
             draining: Draining::default(),
             drain_begins: Arc::default(),
             alone: Found::default(),
@@ -133,17 +133,17 @@ impl Group {
         &self.plan
     }
 
-    /// Joins, once the engine answers peers, and waits for the first view. `cache_bytes` gives the weight when
-    /// there is no `--group-weight`.
+    /// Joins, once the engine answers peers, and waits for the first view. `room` gives the weight when there is no
+    /// `--group-weight`.
     ///
     /// # Errors
     /// When gossip cannot start. That nobody answers is none.
-    pub fn join(&self, cores: usize, cache_bytes: u64) -> Result<()> {
+    pub fn join(&self, cores: usize, room: Room) -> Result<()> {
         let socket = self.socket.lock().take();
         self.runtime.clone().block_on(async {
             match socket {
                 Some(socket) => {
-                    let group = self.gossip(socket, cores, cache_bytes).await?;
+                    let group = self.gossip(socket, cores, room).await?;
                     group.ready().await;
                     let _ = self.joined.set(Joined::Member(Box::new(group)));
                 }
@@ -163,15 +163,9 @@ impl Group {
         })
     }
 
-    async fn gossip(
-        &self,
-        socket: UdpSocket,
-        cores: usize,
-        cache_bytes: u64,
-    ) -> Result<gossip::Group> {
+    async fn gossip(&self, socket: UdpSocket, cores: usize, room: Room) -> Result<gossip::Group> {
         let plan = &self.plan;
-        let weight = plan.weight.unwrap_or_else(|| default_weight(cache_bytes));
-        let _ = self.weight.set(weight);
+        let weight = self.weight.begin(plan.weight, room);
         let config = gossip::GroupConfig {
             group: plan.group.clone(),
             secret: plan.secret.clone(),
@@ -192,12 +186,12 @@ impl Group {
         gossip::Group::join(config, socket, self.views.clone()).await
     }
 
-    /// Tells the others now and then how full this member is. `usage` may wait.
-    pub fn publish_usage(self: &Arc<Self>, usage: impl Fn() -> Usage + Send + Sync + 'static) {
+    /// Tells the others now and then how full this member is, and a smaller weight when its disks fail. `look` may wait.
+    pub fn publish_usage(self: &Arc<Self>, look: impl Fn() -> Seen + Send + Sync + 'static) {
         if !self.plan.is_member() {
             return;
         }
-        let (group, usage) = (Arc::downgrade(self), Arc::new(usage));
+        let (group, look) = (Arc::downgrade(self), Arc::new(look));
         let at_once = self.usage_due.clone();
         self.runtime.spawn(async move {
             let mut due = tokio::time::interval(USAGE_LOOK);
@@ -207,11 +201,15 @@ impl Group {
                     _ = due.tick() => false,
                     () = at_once.notified() => true,
                 };
-                let usage = usage.clone();
-                let Ok(usage) = tokio::task::spawn_blocking(move || usage()).await else {
+                let look = look.clone();
+                let Ok(Seen { usage, out }) = tokio::task::spawn_blocking(move || look()).await
+                else {
                     return;
                 };
                 let Some(group) = group.upgrade() else { return };
+                if let Some(out) = out {
+                    group.follow_disks(out).await;
+                }
                 let is_news =
                     |(before, at): (Usage, Instant)| is_news(&before, &usage, at.elapsed());
                 if !must && !told.is_none_or(is_news) {
@@ -225,11 +223,6 @@ impl Group {
                 }
             }
         });
-    }
-
-    /// The weight that this member joined with.
-    pub(super) fn configured_weight(&self) -> u32 {
-        self.weight.get().copied().unwrap_or_default()
     }
 
     /// Tells the others another weight.
@@ -333,6 +326,7 @@ impl Group {
             None => {}
         }
         report.alone = self.alone_report();
+        report.disks_out = self.weight.report();
         let drain = self.drain_report();
         report.drain = (drain.state != DrainState::None).then_some(drain);
         report
@@ -350,11 +344,6 @@ fn is_news(before: &Usage, now: &Usage, since: Duration) -> bool {
 
 fn cores_of_group(cores: usize) -> Result<u16> {
     u16::try_from(cores).context("too many cores for a group")
-}
-
-/// One for each GiB of cache.
-fn default_weight(cache_bytes: u64) -> u32 {
-    u32::try_from(cache_bytes >> 30).unwrap_or(u32::MAX).max(1)
 }
 
 /// TCP and UDP of one port; for a client no port at all.
@@ -494,15 +483,5 @@ mod tests {
             ..before
         };
         assert!(is_news(&before, &drains, soon));
-    }
-
-    #[test]
-    fn a_weight_is_never_nothing_by_itself() {
-        for (cache_bytes, weight) in [(0, 1), (1 << 29, 1), (7 << 30, 7), (u64::MAX, u32::MAX)] {
-            assert_eq!(
-                default_weight(cache_bytes),
-                weight.min((cache_bytes >> 30).max(1) as u32)
-            );
-        }
     }
 }

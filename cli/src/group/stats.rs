@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout_at};
 
-use crate::control::disk_report::DiskCounts;
+use crate::control::disk_report::{DeviceCounts, DiskCounts};
 use crate::control::report::{
     OriginCounts, PeerCounts, ReadCounts, StatsReport, TierCounts, Tiers,
 };
@@ -133,8 +133,7 @@ impl From<&DiskCounts> for DiskUse {
             all.add(&Self {
                 devices: 1,
                 devices_failed: u64::from(matches!(&*device.state, "retired" | "read_only")),
-                capacity_bytes: (device.regions - device.regions_lost.min(device.regions))
-                    * device.region_bytes,
+                capacity_bytes: capacity_bytes(device),
                 cached_bytes: device.live_bytes,
                 filled_bytes: device.filled_bytes,
                 reinserted_bytes: device.reinserted_bytes,
@@ -146,6 +145,13 @@ impl From<&DiskCounts> for DiskUse {
         }
         all
     }
+}
+
+/// What it can hold now; of one that takes nothing new what it holds.
+fn capacity_bytes(device: &DeviceCounts) -> u64 {
+    let unused = device.regions_lost.saturating_add(device.regions_out);
+    let regions = device.regions.saturating_sub(unused);
+    (regions * device.region_bytes).max(device.live_bytes)
 }
 
 /// Adds what a peer told: it may be anything.

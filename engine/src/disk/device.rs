@@ -545,6 +545,9 @@ impl<D: BlockDevice> Log<D> {
         stats.state = self.state.clone();
         stats.region_bytes = u64::from(self.geometry.region_bytes);
         stats.regions = self.regions.len() as u64;
+        if self.state.is_out() {
+            stats.regions_out = stats.regions;
+        }
         for region in self.regions.iter() {
             match region.state() {
                 State::Free { .. } if region.bad => stats.regions_lost += 1,

@@ -33,6 +33,8 @@ pub struct DeviceStats {
     pub regions_main: u64,
     /// Given up: no space, or beyond what the disk may hold now.
     pub regions_lost: u64,
+    /// Of cores for which the device is read-only or retired: nothing new is kept there until the next start.
+    pub regions_out: u64,
     /// Entries in the index.
     pub entries: u64,
     /// Of those, pinned.
@@ -105,6 +107,7 @@ impl DeviceStats {
             (&mut self.regions_small, other.regions_small),
             (&mut self.regions_main, other.regions_main),
             (&mut self.regions_lost, other.regions_lost),
+            (&mut self.regions_out, other.regions_out),
             (&mut self.entries, other.entries),
             (&mut self.entries_pinned, other.entries_pinned),
             (&mut self.pinned_bytes, other.pinned_bytes),
@@ -135,6 +138,11 @@ impl DeviceStats {
 }
 
 impl DeviceState {
+    /// Whether nothing new is kept until the next start.
+    pub fn is_out(&self) -> bool {
+        matches!(self, DeviceState::ReadOnly(_) | DeviceState::Retired(_))
+    }
+
     fn badness(&self) -> u8 {
         match self {
             DeviceState::Serving => 0,

@@ -176,7 +176,8 @@ impl Cluster {
                 "--cache-dir",
                 cache.to_str().unwrap(),
             ],
-            &["--cache-size", "256MiB", "--free-space-ratio", "0"],
+            &["--free-space-ratio", "0"],
+            cache_size(more),
             attr_ttl(more),
             more,
         ];
@@ -408,7 +409,10 @@ pub fn put_objects(place: &Place, name: &str, lengths: &[usize]) -> u64 {
 /// The same; which they are.
 pub fn store_objects(place: &Place, name: &str, lengths: &[usize]) -> Vec<Stored> {
     let put = |(n, len): (usize, &usize)| {
-        let (key, bytes) = (format!("{name}-{n}"), pattern(*len, n as u8 + 1));
+        let (key, bytes) = (
+            format!("{name}-{n}"),
+            pattern(*len, (n as u8).wrapping_add(1)),
+        );
         Stored {
             etag: place.server.put("bucket", &key, bytes),
             key,
@@ -416,6 +420,14 @@ pub fn store_objects(place: &Place, name: &str, lengths: &[usize]) -> Vec<Stored
         }
     };
     lengths.iter().enumerate().map(put).collect()
+}
+
+/// Caches are small, unless flags say something else.
+fn cache_size(more: &[&str]) -> &'static [&'static str] {
+    match more.contains(&"--cache-size") {
+        true => &[],
+        false => &["--cache-size", "256MiB"],
+    }
 }
 
 /// Names are believed for an hour, unless flags say something else.
@@ -431,7 +443,7 @@ fn attr_ttl(more: &[&str]) -> &'static [&'static str] {
 pub fn read_objects(dir: &Path, name: &str, lengths: &[usize]) {
     for (n, len) in lengths.iter().enumerate() {
         let path = dir.join(format!("{name}-{n}"));
-        let wanted = pattern(*len, n as u8 + 1);
+        let wanted = pattern(*len, (n as u8).wrapping_add(1));
         assert_eq!(fs::metadata(&path).unwrap().len(), *len as u64);
         let file = File::options()
             .read(true)

@@ -43,6 +43,9 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     if let Some(alone) = &group.alone {
         rows.push(("warning", alone.to_string()));
     }
+    if let Some(out) = &group.disks_out {
+        rows.push(("warning", out.to_string()));
+    }
     if let Some(drain) = &group.drain {
         let state = match drain.state {
             DrainState::None => "none",
