@@ -58,6 +58,12 @@ impl CacheDirs {
         self.0.iter()
     }
 
+    /// As the flag has them.
+    pub fn in_words(&self) -> String {
+        let dirs: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        dirs.join(",")
+    }
+
     /// The same places by absolute paths: a daemon leaves the caller's directory.
     ///
     /// # Errors

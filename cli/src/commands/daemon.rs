@@ -1,7 +1,7 @@
 //! What daemons have in common: `mount`'s and `serve`'s start, and what ends them.
 
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use forebay_engine::client::Reply;
@@ -14,6 +14,10 @@ use crate::group::draining::DrainReport;
 
 /// How long a signal may wait while a daemon starts.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
+/// Disks that do not answer for so long when they are opened are told of,
+const OPEN_NOTICE: Duration = Duration::from_secs(10);
+/// and after so long given up, as later are those on which no write ends.
+const OPEN_MAX: Duration = Duration::from_secs(60);
 
 /// What ends a daemon.
 #[derive(Debug)]
@@ -113,6 +117,52 @@ pub fn beside<T: Send + 'static>(
     ends: &mpsc::Receiver<End>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T> {
+    beside_until(ends, |_| Ok(()), work)
+}
+
+/// Opens disks, which takes no long time: after [`OPEN_NOTICE`] the log says that they do not answer, and after [`OPEN_MAX`]
+/// it is given up. The thread is left behind: the kernel may not let go of it.
+///
+/// # Errors
+/// As [`beside`]; disks that do not answer.
+pub fn opening<T: Send + 'static>(
+    ends: &mpsc::Receiver<End>,
+    dirs: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    opening_within(ends, dirs, (OPEN_NOTICE, OPEN_MAX), work)
+}
+
+fn opening_within<T: Send + 'static>(
+    ends: &mpsc::Receiver<End>,
+    dirs: &str,
+    (notice, limit): (Duration, Duration),
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let mut said = false;
+    let watch = move |waited: Duration| {
+        if waited >= limit {
+            bail!(
+                "a disk of --cache-dir {dirs} does not answer within {} s: look at the kernel's log (dmesg), and leave \
+                 that directory out until it is mended",
+                limit.as_secs()
+            );
+        }
+        if waited >= notice && !said {
+            said = true;
+            tracing::warn!("a disk of --cache-dir {dirs} does not answer yet: waiting");
+        }
+        Ok(())
+    };
+    beside_until(ends, watch, work)
+}
+
+fn beside_until<T: Send + 'static>(
+    ends: &mpsc::Receiver<End>,
+    mut watch: impl FnMut(Duration) -> Result<()>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T> {
+    let started = Instant::now();
     let (done, outcome) = mpsc::channel();
     std::thread::Builder::new()
         .name("start".into())
@@ -129,7 +179,7 @@ pub fn beside<T: Send + 'static>(
         }
         match result {
             Ok(done) => return Ok(done),
-            Err(mpsc::RecvTimeoutError::Timeout) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => watch(started.elapsed())?,
             Err(error) => return Err(error).context("a thread of the start ended"),
         }
     }
@@ -138,6 +188,21 @@ pub fn beside<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_disk_that_does_not_answer_is_named_and_given_up() {
+        let (_sender, ends) = mpsc::channel();
+        let soon = (Duration::ZERO, Duration::from_millis(1));
+        let (release, held) = mpsc::channel::<()>();
+        let error = opening_within(&ends, "/nvme0:/nvme1", soon, move || held.recv());
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("/nvme0:/nvme1") && error.contains("dmesg"),
+            "{error}"
+        );
+        drop(release);
+        assert_eq!(opening(&ends, "/nvme0", || 7).unwrap(), 7);
+    }
 
     #[test]
     fn ignored_signals_are_read_from_proc() {

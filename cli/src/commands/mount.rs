@@ -12,7 +12,7 @@ use forebay_engine::client::Client;
 use forebay_fuse::{FuseReply, MountHandle};
 
 use self::place_lock::PlaceLock;
-use super::daemon::{End, beside, control_runtime, warn_of_seeds, watch_signals};
+use super::daemon::{End, beside, control_runtime, opening, warn_of_seeds, watch_signals};
 use super::drain::lines::{Goes, lost, unfinished};
 use super::reports::{DaemonReports, namespace_counts};
 use super::umount::{clean_up, how_to_end};
@@ -20,6 +20,7 @@ use crate::args::MountArgs;
 use crate::assembly::Assembly;
 use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
 use crate::cache::Cache;
+use crate::cache::dirs::CacheDirs;
 use crate::cache::running::purpose_of_mount;
 use crate::control::client::peer_pid;
 use crate::control::report::StatusReport;
@@ -206,7 +207,8 @@ fn open_cache(
 ) -> Result<Option<Cache>> {
     let (cache, cores) = (args.serving.cache.clone(), config.cores.cores());
     let place = place.to_owned();
-    beside(ends, move || {
+    let dirs = cache.cache_dir.as_ref().map(CacheDirs::in_words);
+    opening(ends, &dirs.unwrap_or_default(), move || {
         if let Some(dirs) = &cache.cache_dir {
             dirs.check_apart_from(&place)?;
         }

@@ -8,13 +8,14 @@ use anyhow::{Context, Result, bail};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::ReadError;
 
-use super::daemon::{End, beside, control_runtime, warn_of_seeds, watch_signals};
+use super::daemon::{End, beside, control_runtime, opening, warn_of_seeds, watch_signals};
 use super::drain::lines::{Goes, unfinished};
 use super::reports::DaemonReports;
 use crate::args::ServeArgs;
 use crate::assembly::Assembly;
 use crate::background::{Caller, detach, log_path, open_log, settle_allocator, start_daemon};
 use crate::cache::Cache;
+use crate::cache::dirs::CacheDirs;
 use crate::cache::place::Owner;
 use crate::cache::running::purpose_of_member;
 use crate::control::outcome::{self, Outcome};
@@ -166,7 +167,8 @@ fn ended(name: &str, report: DrainReport) -> DrainReport {
 fn open_cache(args: &ServeArgs, cores: usize, ends: &mpsc::Receiver<End>) -> Result<Option<Cache>> {
     let cache = args.serving.cache.clone();
     let owner: Owner = cache.node.owner();
-    beside(ends, move || {
+    let dirs = cache.cache_dir.as_ref().map(CacheDirs::in_words);
+    opening(ends, &dirs.unwrap_or_default(), move || {
         Cache::open(&cache, cores, &purpose_of_member(&owner))
     })?
 }
