@@ -41,8 +41,10 @@ pub struct Told<T> {
 pub struct Accept {
     /// How old what is remembered may be. Zero: the origin is asked, and where it does not answer that is an error.
     pub max_age: Duration,
-    /// The asker knows an answer from before: while the origin is known not to answer it is told so at once.
+    /// The asker knows an answer from before, or where to look for one: while the origin is known not to answer it is told so at once.
     pub knows_last: bool,
+    /// It is answered by then; none: within the client's `io_timeout`.
+    pub until: Option<Time>,
 }
 
 impl From<Duration> for Accept {
@@ -50,6 +52,7 @@ impl From<Duration> for Accept {
         Self {
             max_age,
             knows_last: false,
+            until: None,
         }
     }
 }
@@ -480,12 +483,12 @@ impl<R: Reply> Client<R> {
         reply: Callback<Told<ObjectMeta>>,
     ) -> Result<(), Full<Callback<Told<ObjectMeta>>>> {
         let core = Slot::of_name(&key).core(self.rings.len());
-        let deadline = self.clock.now() + self.io_timeout;
+        let accept = accept.into();
         let request = Request::Head(HeadRequest {
             bucket: bucket.clone(),
             key,
-            accept: accept.into(),
-            deadline,
+            accept,
+            deadline: self.deadline_of(accept),
             reply,
         });
         self.rings[core]
@@ -509,11 +512,11 @@ impl<R: Reply> Client<R> {
         reply: Callback<Told<Arc<ListPage>>>,
     ) -> Result<(), Full<Callback<Told<Arc<ListPage>>>>> {
         let core = Slot::of_name(&request.prefix).core(self.rings.len());
-        let deadline = self.clock.now() + self.io_timeout;
+        let accept = accept.into();
         let request = Request::List(ListPageRequest {
             request,
-            accept: accept.into(),
-            deadline,
+            accept,
+            deadline: self.deadline_of(accept),
             reply,
         });
         self.rings[core]
@@ -522,6 +525,11 @@ impl<R: Reply> Client<R> {
                 Request::List(request) => Full(request.reply),
                 _ => unreachable!("the ring gives back what was pushed"),
             })
+    }
+
+    fn deadline_of(&self, accept: Accept) -> Time {
+        let own = accept.until;
+        own.unwrap_or_else(|| self.clock.now() + self.io_timeout)
     }
 
     /// Calls `reply` once for each core, with that core's counters.

@@ -13,7 +13,9 @@ use common::{Engine, Store};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::{OriginErrorKind, ReadError};
 use forebay_engine::limits::{KEY_BYTES_MAX, RING_ENTRIES};
-use forebay_fuse::namespace::{DirSink, Entry, FileVersion, LeftOut, LookupError, Namespace, ROOT};
+use forebay_fuse::namespace::{
+    DirSink, Entry, FileVersion, Kind, LeftOut, LookupError, Namespace, ROOT, Renewed,
+};
 use forebay_fuse::{MountOptions, ReadReply, reply};
 use fuser::{Errno, FileAttr, FileType};
 use proptest::prelude::*;
@@ -510,6 +512,106 @@ fn what_others_remember_from_long_ago_does_not_replace_what_is_known_here() {
     assert_eq!(fixture.walk("f").unwrap().attr, entry.attr);
     assert!(fixture.getattr(entry.attr.ino.0).is_ok());
     assert!(fixture.open(entry.attr.ino.0).is_ok());
+}
+
+/// Of a name that nobody has asked for, what stands in the listing of its directory is told. Pages of three entries.
+#[test]
+fn while_the_origin_does_not_answer_a_name_is_as_its_directory_was_listed() {
+    let fixture = Fixture::default();
+    let store = &fixture.store;
+    store.page_max.store(3, Ordering::Relaxed);
+    for n in 0..9 {
+        store.put(&format!("d/a-{n}"), vec![0; n]);
+    }
+    for key in ["d/a", "d/a/x", "d/m", "d/z"] {
+        store.put(key, "12345");
+    }
+    store.listings_only.store(true, Ordering::Relaxed);
+    // Far behind the object of its name.
+    assert_eq!(fixture.walk("d/a").unwrap().attr.kind, FileType::Directory);
+    let file = fixture.walk("d/m").unwrap().attr;
+    assert_eq!((file.kind, file.size), (FileType::RegularFile, 5));
+    assert_eq!(fixture.walk("d/a/x").unwrap().attr.size, 5);
+    // What was gone through on the way is known: only the name itself is asked for.
+    fixture.after_ttl();
+    let lists = store.lists.load(Ordering::Relaxed);
+    assert_eq!(fixture.walk("d/a-7").unwrap().attr.size, 7);
+    assert_eq!(store.lists.load(Ordering::Relaxed), lists + 2);
+    // That it does not stand there is no answer.
+    for name in ["none", "d/a-", "d/zz"] {
+        assert_eq!(fixture.walk(name).map(drop), Err(Errno::EIO), "{name}");
+    }
+    store.listings_only.store(false, Ordering::Relaxed);
+    assert_eq!(fixture.walk("none").map(drop), Err(Errno::ENOENT));
+}
+
+/// An older answer for the name, a newer one in the listing that someone made since.
+#[test]
+fn the_newest_of_what_is_remembered_counts() {
+    let fixture = Fixture::default();
+    fixture.engine.clock.advance(Duration::from_secs(10_000));
+    fixture.store.put("f", "old");
+    fixture.store.remember(Duration::from_secs(5_000));
+    fixture.store.silent.store(true, Ordering::Relaxed);
+    fixture.store.put("f", "newer");
+    fixture.store.listed_ago(Duration::from_secs(50));
+    assert_eq!(fixture.walk("f").unwrap().attr.size, 5);
+}
+
+#[test]
+fn what_a_job_lists_replaces_what_was_known() {
+    let hour = MountOptions {
+        attr_ttl: Duration::from_secs(3_600),
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &hour);
+    let (store, namespace) = (&fixture.store, &fixture.namespace);
+    let all = ["changed", "deleted", "same", "unlisted"];
+    for name in all {
+        store.put(&format!("v/{name}"), "123");
+    }
+    store.put("w", "123");
+    let number = |name: &str| fixture.walk(name).map(|entry| entry.attr.ino.0);
+    let directory = number("v").unwrap();
+    let before = all.map(|name| number(&format!("v/{name}")).unwrap());
+    let outside = number("w").unwrap();
+    fixture.engine.clock.advance(Duration::from_secs(20));
+    // A group that remembers all of it.
+    store.remember(Duration::from_secs(10));
+    store.put("v/changed", "12345");
+    store.put("v/new", "12345");
+    store.delete("v/deleted");
+    store.put("w", "12345");
+
+    let began = fixture.engine.client.now();
+    let listed = ["changed", "same", "new"].map(|name| {
+        let key: Arc<str> = format!("v/{name}").into();
+        (key.clone(), Kind::File(store.meta(&key)))
+    });
+    namespace.learn(listed.into(), began);
+    let mut renewed = Renewed::default();
+    renewed.tree("v/".into());
+    assert_eq!(namespace.renew(&renewed, began).len(), 3);
+    let heads = store.heads.load(Ordering::Relaxed);
+    let stats = before.map(|number| fixture.getattr(number).map(drop));
+    let gone = Err(Errno::ESTALE);
+    assert_eq!(stats, [gone, gone, Ok(()), gone]);
+    assert!(fixture.getattr(outside).is_ok(), "it was not listed");
+    assert_eq!(fixture.walk("v/changed").unwrap().attr.size, 5);
+    assert_eq!(fixture.walk("v/new").unwrap().attr.size, 5);
+    assert_eq!(number("v/same"), Ok(before[2]));
+    let asked = store.heads.load(Ordering::Relaxed) - heads;
+    assert_eq!(asked, 0, "all of it was told by the job");
+    // Of the rest the origin is asked, whatever the group remembers.
+    assert_eq!(number("v/deleted"), Err(Errno::ENOENT));
+    assert_eq!(number("v/unlisted"), Ok(before[3]));
+    let rows = fixture.list(directory, 10, true).unwrap();
+    let sizes: Vec<u64> = rows[2..].iter().map(|row| row.attr.size).collect();
+    assert_eq!(
+        (names(&rows[2..]), sizes),
+        (vec!["changed", "new", "same", "unlisted"], vec![5, 5, 3, 3])
+    );
+    assert!(namespace.renew(&renewed, began).is_empty());
 }
 
 #[test]

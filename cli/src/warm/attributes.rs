@@ -4,16 +4,17 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_engine::limits::LIST_PAGE_ENTRIES;
-use forebay_engine::ports::{ListEntry, ListPage, ListRequest};
-use forebay_fuse::FuseReply;
-use forebay_fuse::namespace::{Kind, Namespace, check_name};
+use forebay_engine::ports::{ListEntry, ListPage, ListRequest, Time};
+use forebay_fuse::namespace::check_name;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 
 use super::engine::MountEngine;
 use super::listing::{Lister, Place};
+use super::names::{Leave, Renewal};
 use super::once::Asked;
 use super::tally::Tally;
 
@@ -25,8 +26,6 @@ pub struct Walk {
     pub lister: Lister,
     /// Of the mount: empty, or ending in a slash.
     pub root: Arc<str>,
-    /// Remembers names.
-    pub namespace: Arc<Namespace<FuseReply>>,
     /// Counts.
     pub tally: Arc<Tally>,
     /// How many directories at once, less one.
@@ -36,50 +35,71 @@ pub struct Walk {
 impl Walk {
     /// Goes through all of `paths`.
     pub async fn run(self: Arc<Self>, paths: &[Asked]) {
+        let renewal = self.lister.renewal(Leave::Asked);
         for Asked { path, covered } in paths {
-            let asked = self.engine.client().now();
-            match self.lister.look(path).await {
+            match self.lister.look(path, &renewal).await {
                 Ok(_) if *covered => {}
-                Ok(Place::Directory(prefix, _)) => self.clone().directory(prefix).await,
+                Ok(Place::Directory(prefix)) => {
+                    let tree = Arc::new(Tree {
+                        walk: self.clone(),
+                        renewal: renewal.clone(),
+                        is_whole: AtomicBool::new(true),
+                    });
+                    tree.clone().directory(prefix.clone()).await;
+                    if tree.is_whole.load(Ordering::Relaxed) {
+                        renewal.listed(&prefix);
+                    }
+                }
                 Ok(Place::File(meta)) => {
                     self.tally.found(meta.size_bytes);
                     self.tally.file_done();
-                    self.namespace
-                        .learn(meta.key.clone(), Kind::File(meta), asked);
                 }
                 Err(reason) => self.tally.failed(path, reason),
             }
         }
         self.tally.listed();
+        renewal.finish().await;
     }
+}
 
+/// A directory that was asked for, with all below it.
+struct Tree {
+    walk: Arc<Walk>,
+    renewal: Arc<Renewal>,
+    /// No listing has failed.
+    is_whole: AtomicBool,
+}
+
+impl Tree {
     /// A directory and all below it: each in a task of its own while there are permits, else here.
     fn directory(self: Arc<Self>, prefix: Arc<str>) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move {
             let mut below = JoinSet::new();
             let mut request = ListRequest {
-                bucket: self.engine.bucket().clone(),
+                bucket: self.walk.engine.bucket().clone(),
                 prefix: prefix.clone(),
                 delimited: true,
                 continuation: None,
                 entries_max: LIST_PAGE_ENTRIES,
             };
             loop {
-                let asked = self.engine.client().now();
-                let page = match self.engine.list(&request).await {
+                let asked = self.walk.engine.client().now();
+                let page = match self.walk.engine.list(&request).await {
                     Ok(page) => page,
                     Err(error) => {
-                        let path = prefix.strip_prefix(&*self.root).unwrap_or(&prefix);
-                        self.tally.failed(path, format!("not listed: {error}"));
+                        self.is_whole.store(false, Ordering::Relaxed);
+                        let path = prefix.strip_prefix(&*self.walk.root).unwrap_or(&prefix);
+                        let reason = format!("not listed: {error}");
+                        self.walk.tally.failed(path, reason);
                         break;
                     }
                 };
                 for directory in self.learn(&prefix, &page, asked) {
-                    match self.permits.clone().try_acquire_owned() {
+                    match self.walk.permits.clone().try_acquire_owned() {
                         Ok(permit) => {
-                            let walk = self.clone();
+                            let tree = self.clone();
                             below.spawn(async move {
-                                walk.directory(directory).await;
+                                tree.directory(directory).await;
                                 drop(permit);
                             });
                         }
@@ -96,14 +116,9 @@ impl Walk {
         })
     }
 
-    /// Remembers a page's names; returns its directories.
-    fn learn(
-        &self,
-        prefix: &str,
-        page: &ListPage,
-        asked: forebay_engine::ports::Time,
-    ) -> Vec<Arc<str>> {
-        let mut directories = Vec::new();
+    /// Learns a page's names; returns its directories.
+    fn learn(&self, prefix: &str, page: &ListPage, asked: Time) -> Vec<Arc<str>> {
+        let (mut files, mut directories) = (Vec::new(), Vec::new());
         for entry in &page.entries {
             let key: &Arc<str> = match entry {
                 ListEntry::Object(meta) => &meta.key,
@@ -114,23 +129,19 @@ impl Walk {
                 continue;
             }
             if check_name(name.strip_suffix('/').unwrap_or(name)).is_err() {
-                self.tally.left_out(1);
+                self.walk.tally.left_out(1);
                 continue;
             }
             match entry {
                 ListEntry::Object(meta) => {
-                    self.tally.found(meta.size_bytes);
-                    self.tally.file_done();
-                    let kind = Kind::File(meta.clone());
-                    self.namespace.learn(key.clone(), kind, asked);
+                    self.walk.tally.found(meta.size_bytes);
+                    self.walk.tally.file_done();
+                    files.push(meta.clone());
                 }
-                ListEntry::Prefix(_) => {
-                    let name = key.trim_end_matches('/').into();
-                    self.namespace.learn(name, Kind::Directory, asked);
-                    directories.push(key.clone());
-                }
+                ListEntry::Prefix(_) => directories.push(key.clone()),
             }
         }
+        self.renewal.learn(&files, &directories, asked);
         directories
     }
 }

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, watch};
 use super::attributes::Walk;
 use super::engine::MountEngine;
 use super::listing::Lister;
+use super::names::{Leave, Leaving, Names};
 use super::once::{Asked, once};
 use super::pass::{Aim, ForgetPages, Pass};
 use super::report::{CheckLine, JobReport, JobRequest, JobState, PARALLEL_MAX, Work};
@@ -180,48 +181,54 @@ impl Mounted {
     async fn work(self, request: JobRequest, tally: Arc<Tally>, lines: Option<Sender<CheckLine>>) {
         let paths: Arc<[Asked]> = once(request.paths).into();
         let parallel = request.parallel.clamp(1, PARALLEL_MAX);
-        let lister = Lister::new(self.engine.clone(), self.root.clone());
+        let names = Names {
+            namespace: self.namespace.clone(),
+            forget_pages: self.forget_pages.clone(),
+        };
+        let lister = Lister::new(self.engine.clone(), self.root.clone(), names);
         let pass = |aim| Pass {
             engine: self.engine.clone(),
             root: self.root.clone(),
             aim,
             tally: tally.clone(),
         };
-        let told = |tally| lister.start(paths.clone(), tally);
+        let start = |leave| lister.start(paths.clone(), Some(tally.clone()), leave);
         match (request.work, lines) {
             (Work::Metadata, _) => {
                 let walk = Walk {
                     engine: self.engine.clone(),
                     lister: lister.clone(),
                     root: self.root.clone(),
-                    namespace: self.namespace.clone(),
                     tally: tally.clone(),
                     permits: Arc::new(Semaphore::new(parallel as usize - 1)),
                 };
                 Arc::new(walk).run(&paths).await;
             }
             (Work::Warmup, _) => {
-                let first = told(Some(tally.clone()));
-                pass(Aim::Warm).run(first, parallel).await;
+                let (engine, root) = (self.engine.clone(), self.root.clone());
+                let (leaving, directories) = Leaving::new(engine, root, tally.clone());
+                let leave = Leave::Directories(directories);
+                let warm = pass(Aim::Warm);
+                tokio::join!(warm.run(start(leave), parallel), leaving.run());
                 // What came later may have pushed out what came before. Failures that are met again are known
                 // only while all of them are named.
                 if tally.names_all() {
                     tally.enter(JobState::Checking);
                     let listed = |asked: &&Asked| tally.was_listed(&asked.path);
                     let again: Vec<Asked> = paths.iter().filter(listed).cloned().collect();
-                    let again = lister.start(again.into(), None);
+                    let again = lister.start(again.into(), None, Leave::Before);
                     pass(Aim::Confirm).run(again, parallel).await;
                 }
             }
             (Work::Check, Some(lines)) => {
                 pass(Aim::Check(lines))
-                    .run(told(Some(tally.clone())), parallel)
+                    .run(start(Leave::Nothing), parallel)
                     .await;
             }
             (Work::Check, None) => {}
             (Work::Evict, _) => {
                 pass(Aim::Evict(self.forget_pages.clone()))
-                    .run(told(Some(tally.clone())), parallel)
+                    .run(start(Leave::Nothing), parallel)
                     .await;
             }
         }

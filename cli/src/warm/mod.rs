@@ -7,6 +7,7 @@
 //! | [`silence`] | whether S3 answers a job |
 //! | [`once`] | paths that are asked for more than once |
 //! | [`found`], [`listing`] | from paths to objects: by listings, with bounded memory |
+//! | [`names`] | what is listed renews what the mount and the owners know |
 //! | [`attributes`] | `--metadata-only` |
 //! | [`pass`] | one pass over all objects: stripes in parallel, files put together again |
 //! | [`tally`] | what came out of it so far |
@@ -22,6 +23,7 @@ pub mod following;
 pub mod found;
 pub mod jobs;
 pub mod listing;
+pub mod names;
 pub mod once;
 pub mod pass;
 pub mod places;

@@ -16,6 +16,9 @@ use crate::wire::call;
 
 /// How long a page is good at least, for the rest of it: it goes to peers in parts.
 const REST_OF_PAGE: Duration = Duration::from_secs(5);
+/// What pages take that only jobs ask for: they go by, a million keys in one walk, and are not to push out what mounts
+/// will ask for.
+const PASSING_BYTES_MAX: usize = FINDINGS_BYTES_MAX / 4;
 
 #[derive(Debug)]
 struct Found {
@@ -25,6 +28,8 @@ struct Found {
     is_whole: bool,
     /// Where it stands in the order of use.
     used: u64,
+    /// Where it stands in the order of what goes by.
+    passing: Option<u64>,
     len_bytes: usize,
 }
 
@@ -63,8 +68,11 @@ pub(super) struct Findings {
     known: BTreeMap<Question, Found>,
     /// The one that was used the longest ago first.
     order: BTreeMap<u64, Question>,
+    /// Pages that go by, the oldest first.
+    passing: BTreeMap<u64, Question>,
     uses: u64,
     len_bytes: usize,
+    passing_bytes: usize,
 }
 
 impl Findings {
@@ -108,6 +116,9 @@ impl Findings {
 
     /// Remembers what a member said, for when nobody else tells.
     pub fn hear(&mut self, question: Question, told: &Told<Finding>) {
+        if is_passing(&question) {
+            return;
+        }
         self.note(Lifetimes::NONE, question, told, false);
     }
 
@@ -137,11 +148,23 @@ impl Findings {
             until: told.at + lifetime,
             is_whole,
             used: self.uses,
+            passing: is_passing(&question).then_some(self.uses),
             len_bytes: question.len_bytes() + told.result.as_ref().map_or(64, len_bytes),
         };
         self.len_bytes += found.len_bytes;
         self.order.insert(self.uses, question.clone());
+        if found.passing.is_some() {
+            self.passing_bytes += found.len_bytes;
+            self.passing.insert(self.uses, question.clone());
+        }
         self.known.insert(question, found);
+        // The last one stays, whatever it takes: the rest of it will be asked for.
+        while self.passing_bytes > PASSING_BYTES_MAX
+            && self.passing.len() > 1
+            && let Some((_, first)) = self.passing.pop_first()
+        {
+            self.drop(&first);
+        }
         while self.len_bytes > FINDINGS_BYTES_MAX
             && let Some((_, first)) = self.order.pop_first()
         {
@@ -153,7 +176,19 @@ impl Findings {
         if let Some(found) = self.known.remove(question) {
             self.order.remove(&found.used);
             self.len_bytes -= found.len_bytes;
+            if let Some(passing) = found.passing {
+                self.passing.remove(&passing);
+                self.passing_bytes -= found.len_bytes;
+            }
         }
+    }
+}
+
+/// Whether a mount never asks for it: a page of a whole tree.
+fn is_passing(question: &Question) -> bool {
+    match question {
+        Question::List(request) => !request.delimited && request.entries_max > 1,
+        Question::Head(..) => false,
     }
 }
 
@@ -171,7 +206,7 @@ mod tests {
     use super::*;
     use crate::errors::OriginError;
     use crate::identity::{Bucket, Validator};
-    use crate::ports::{ListRequest, ObjectMeta};
+    use crate::ports::{ListEntry, ListRequest, ObjectMeta};
 
     const SECOND: Duration = Duration::from_secs(1);
     const LIFETIMES: Lifetimes = Lifetimes {
@@ -317,6 +352,48 @@ mod tests {
         let mut get = |now: Time, is_rest| findings.get(now, &listing(1), now, is_rest).is_some();
         assert_eq!([get(Time(2), false), get(Time(2), true)], [false, true]);
         assert!(!get(Time(5_000_000_000), true));
+    }
+
+    #[test]
+    fn a_walk_over_a_tree_does_not_push_out_what_mounts_ask_for() {
+        let mut findings = Findings::default();
+        findings.learn(LIFETIMES, question(1), &told(Time(0), 1));
+        let entry = |n: usize| {
+            ListEntry::Object(ObjectMeta {
+                key: format!("{n:0100}").into(),
+                size_bytes: 1,
+                validator: Validator::Modified(0),
+                modified_ns: 0,
+            })
+        };
+        let page = Arc::new(ListPage {
+            entries: (0..1_000).map(entry).collect(),
+            ..ListPage::default()
+        });
+        let told = Told {
+            result: Ok(Finding::List(page)),
+            at: Time(1),
+        };
+        let flat = |n: usize| {
+            Question::List(ListRequest {
+                bucket: bucket(),
+                prefix: "".into(),
+                delimited: false,
+                continuation: Some(n.to_string().into()),
+                entries_max: 1_000,
+            })
+        };
+        let pages = 4 * FINDINGS_BYTES_MAX / 100_000;
+        for n in 0..pages {
+            findings.learn(LIFETIMES, flat(n), &told);
+            findings.hear(flat(pages + n), &told);
+            // The rest of it can be asked for.
+            assert!(findings.get(Time(2), &flat(n), Time(2), true).is_some());
+        }
+        assert!(findings.last(&question(1)).is_some());
+        assert!(findings.last(&flat(pages)).is_none());
+        assert!(findings.passing_bytes <= PASSING_BYTES_MAX);
+        assert_eq!(findings.known.len(), 1 + findings.passing.len());
     }
 
     #[test]

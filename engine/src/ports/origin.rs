@@ -84,6 +84,19 @@ pub struct ListRequest {
     pub entries_max: u32,
 }
 
+impl ListRequest {
+    /// Whether there is anything below the directory `key` (no slash at its end): one key is enough.
+    pub fn below(bucket: &Arc<Bucket>, key: &str) -> Self {
+        Self {
+            bucket: bucket.clone(),
+            prefix: format!("{key}/").into(),
+            delimited: false,
+            continuation: None,
+            entries_max: 1,
+        }
+    }
+}
+
 /// Attributes of one object as the origin tells them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectMeta {

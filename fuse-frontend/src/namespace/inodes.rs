@@ -185,6 +185,41 @@ impl InodeTable {
         }
     }
 
+    /// The origin said, at `at`, that it has this version: so it does, if the table holds it.
+    pub(super) fn confirm(&mut self, id: ObjectId, at: Time) {
+        if let Some(file) = self.file(file_number(id))
+            && file.id() == id
+        {
+            file.validated(at);
+        }
+    }
+
+    /// All numbers.
+    pub(super) fn numbers(&self) -> Vec<u64> {
+        self.inodes.keys().copied().collect()
+    }
+
+    /// Of these inodes, the origin no longer has the versions of which `is_gone` says so, who is told the key and when
+    /// the version was validated. Returns those of which that is news.
+    pub(super) fn supersede_all(
+        &mut self,
+        numbers: &[u64],
+        is_gone: impl Fn(&str, Time) -> bool,
+    ) -> Vec<ObjectId> {
+        let mut gone = Vec::new();
+        for number in numbers {
+            let Some(file) = self.file(*number) else {
+                continue;
+            };
+            let node = file.node();
+            if !node.superseded && is_gone(file.key(), node.validated) {
+                file.supersede(true);
+                gone.push(node.id);
+            }
+        }
+        gone
+    }
+
     /// The kernel has forgotten `lookups` lookups.
     pub(super) fn forget(&mut self, number: u64, lookups: u64) {
         if let Some(inode) = self.inodes.get_mut(&number) {

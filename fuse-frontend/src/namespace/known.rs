@@ -72,6 +72,13 @@ impl KnownNames {
         self.old.remove(key);
     }
 
+    /// Forgets the names of which `is_over` says so, who is told when they were learned.
+    pub(super) fn forget(&mut self, is_over: impl Fn(&str, Time) -> bool) {
+        for half in [&mut self.young, &mut self.old] {
+            half.retain(|key, (at, _)| !is_over(key, *at));
+        }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }

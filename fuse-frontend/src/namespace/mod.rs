@@ -14,11 +14,13 @@
 //!
 //! Directories are not asked for again by `getattr`: a lookup finds out when they are gone.
 
+mod asking;
 mod attributes;
 mod directory;
 mod emitter;
 mod files;
 mod helper;
+mod in_listing;
 mod inodes;
 mod known;
 mod listing;
@@ -26,6 +28,7 @@ mod lookup;
 mod names;
 mod past;
 mod record;
+mod renewal;
 mod revalidate;
 
 use std::collections::HashMap;
@@ -49,6 +52,7 @@ pub(crate) use inodes::file_number;
 pub use inodes::{FileVersion, ROOT};
 pub use listing::{Kind, Listed};
 pub use names::{LeftOut, LeftOutCounters, check as check_name};
+pub use renewal::{Owners, Renewed};
 
 use crate::options::MountOptions;
 use crate::read_ahead::Budget;
@@ -60,7 +64,7 @@ use files::OpenFile;
 use helper::Helper;
 use inodes::{FileNode, InodeTable, Node};
 use known::{Known, KnownNames};
-use lookup::Join;
+use renewal::Renewals;
 
 /// A name's inode, and how long to believe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -157,6 +161,7 @@ pub struct Namespace<R> {
     root: Arc<str>,
     budget: Arc<Budget>,
     helper: Helper,
+    renewals: Mutex<Renewals>,
     left_out: LeftOutCounters,
     counters: Counters,
 }
@@ -191,6 +196,7 @@ impl<R: ReadReply> Namespace<R> {
             next_directory: AtomicU64::new(0),
             budget: Budget::new(options.read_ahead_budget_bytes),
             helper: Helper::start(),
+            renewals: Mutex::default(),
             left_out: LeftOutCounters::default(),
             counters: Counters::default(),
         })
@@ -228,13 +234,6 @@ impl<R: ReadReply> Namespace<R> {
         self.root.clone()
     }
 
-    /// Remembers what the origin said of `key` (no slash at its end) when it was asked at `asked`, as listings and
-    /// lookups do.
-    pub fn learn(&self, key: Arc<str>, kind: Kind, asked: Time) {
-        let known = Known::Present(kind);
-        self.known.lock().insert(key, asked, known);
-    }
-
     /// Counts of the keys that are not shown.
     pub fn left_out(&self) -> &LeftOutCounters {
         &self.left_out
@@ -260,7 +259,7 @@ impl<R: ReadReply> Namespace<R> {
             Err(errno) => return reply(Err(errno.into())),
         };
         let known = self.known.lock().get(&key, now);
-        let mut max_age = self.attr_ttl;
+        let mut max_age = self.max_age(&key);
         if let Some((at, known)) = known {
             if let Some(answer) = self.entry_of_known(&key, known, at) {
                 count(&self.counters.lookups_remembered);
@@ -270,72 +269,6 @@ impl<R: ReadReply> Namespace<R> {
             max_age = Duration::ZERO;
         }
         self.ask_name(key, max_age, Box::new(reply));
-    }
-
-    /// Asks what `key` is, as of at most `max_age` ago.
-    fn ask_name(self: &Arc<Self>, key: Arc<str>, max_age: Duration, reply: EntryReply) {
-        let (this, asked) = (self.clone(), self.client.now());
-        let found_key = key.clone();
-        let join = Join::new(move |found| {
-            this.name_found(found_key, max_age, found, asked, reply);
-        });
-        let head = join.clone();
-        if key.len() >= KEY_BYTES_MAX {
-            // No key can be longer, and a server may refuse so long a prefix.
-            join.below(Told {
-                result: Ok(false),
-                at: asked,
-            });
-            let accept = self.accept(&key, max_age);
-            return self.head(key, accept, Box::new(move |answer| head.head(answer)));
-        }
-        let below = ListRequest {
-            bucket: self.bucket.clone(),
-            prefix: format!("{key}/").into(),
-            delimited: false,
-            continuation: None,
-            entries_max: 1,
-        };
-        let accept = self.accept(&key, max_age);
-        self.head(key, accept, Box::new(move |answer| head.head(answer)));
-        let any = |page: Arc<ListPage>| !page.entries.is_empty() || page.left_out > 0;
-        let told = move |answer: Told<Arc<ListPage>>| {
-            let (result, at) = (answer.result.map(any), answer.at);
-            join.below(Told { result, at });
-        };
-        self.list(below, accept, Box::new(told));
-    }
-
-    /// What `key` is was asked at `asked`, and is known now. Where a member of the group remembered a version that
-    /// this mount knows to be gone, the origin itself is asked.
-    fn name_found(
-        self: &Arc<Self>,
-        key: Arc<str>,
-        max_age: Duration,
-        found: Result<(Option<Kind>, Time), OriginError>,
-        asked: Time,
-        reply: EntryReply,
-    ) {
-        let (kind, at) = match found {
-            Ok((kind, at)) => match self.newer(&key, max_age, asked, at.min(asked)) {
-                Some(newer) => newer,
-                None => (kind, at.min(asked)),
-            },
-            Err(error) => match self.past(&key, max_age, &error) {
-                Some(last) => last,
-                None => return reply(Err(origin_errno(&error).into())),
-            },
-        };
-        if at < asked
-            && !max_age.is_zero()
-            && let Some(Kind::File(meta)) = &kind
-        {
-            let id = meta.version(&self.bucket).id;
-            if self.inodes.lock().is_superseded(id) {
-                return self.ask_name(key, Duration::ZERO, reply);
-            }
-        }
-        reply(self.looked_up(&key, kind, at));
     }
 
     /// The whole key of `name` in `parent`, without a slash at its end.
@@ -534,6 +467,7 @@ impl<R: ReadReply> Namespace<R> {
         };
         let this = self.clone();
         let asked = self.client.now();
+        let max_age = self.max_age(&directory.prefix);
         let arrived = move |answer: Told<Arc<ListPage>>| {
             let (answer, at) = (answer.result, answer.at.min(asked));
             let namespace = this.clone();
@@ -541,7 +475,7 @@ impl<R: ReadReply> Namespace<R> {
                 .helper
                 .run(move || this.page_arrived(directory, fetch, answer, at));
         };
-        self.list(request, self.attr_ttl.into(), Box::new(arrived));
+        self.list(request, max_age.into(), Box::new(arrived));
     }
 
     fn page_arrived(

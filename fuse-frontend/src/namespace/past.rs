@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use forebay_engine::client::Accept;
 use forebay_engine::errors::OriginError;
 use forebay_engine::ports::Time;
 
@@ -12,35 +11,13 @@ use super::{Namespace, count};
 use crate::reply::ReadReply;
 
 /// What a name was, nothing or something, and when the origin said so.
-type Last = (Option<Kind>, Time);
+pub(super) type Last = (Option<Kind>, Time);
 
 impl<R: ReadReply> Namespace<R> {
-    /// What a question for `key` makes do with.
-    pub(super) fn accept(&self, key: &str, max_age: Duration) -> Accept {
-        Accept {
-            max_age,
-            knows_last: self.last(key, max_age).is_some(),
-        }
-    }
-
     /// What `key` was when the origin was asked last, if that may be told after `error`.
     pub(super) fn past(&self, key: &str, max_age: Duration, error: &OriginError) -> Option<Last> {
         let last = self.last(key, max_age)?;
         self.may_be_past(last.1, error).then_some(last)
-    }
-
-    /// What this mount knows of `key`, when the answer that it got to a question at `asked` is older than it asked
-    /// for, and older than that: from a member that does not reach the origin.
-    pub(super) fn newer(
-        &self,
-        key: &str,
-        max_age: Duration,
-        asked: Time,
-        at: Time,
-    ) -> Option<Last> {
-        let is_past = asked.since(at) > max_age;
-        let last = is_past.then(|| self.last(key, max_age)).flatten();
-        last.filter(|last| last.1 > at)
     }
 
     /// Whether what the origin said at `at` may be told after `error`. It is counted then.
@@ -59,7 +36,7 @@ impl<R: ReadReply> Namespace<R> {
     }
 
     /// The last that is known, unless it is a version that is gone by now. Who asks with an age of 0 has met one.
-    fn last(&self, key: &str, max_age: Duration) -> Option<Last> {
+    pub(super) fn last(&self, key: &str, max_age: Duration) -> Option<Last> {
         if max_age.is_zero() {
             return None;
         }

@@ -55,6 +55,7 @@ impl<R: ReadReply> Namespace<R> {
         let accept = Accept {
             max_age: self.attr_ttl,
             knows_last: self.is_recent_enough(file.validated),
+            until: None,
         };
         self.head(key, accept, Box::new(answered));
     }

@@ -36,6 +36,8 @@ pub struct Store {
     answering: Mutex<()>,
     /// Every HEAD and LIST fails with this.
     pub metadata_fault: Mutex<Option<OriginErrorKind>>,
+    /// Only listings of directories are answered.
+    pub listings_only: AtomicBool,
     /// Most entries in one page.
     pub page_max: AtomicU64,
     pub heads: AtomicU64,
@@ -46,6 +48,8 @@ pub struct Store {
     remembered: Mutex<Option<(Objects, Duration)>>,
     /// The group tells what it remembers however old it is.
     pub silent: AtomicBool,
+    /// While it does, of directories' listings so old ones, with what there is now.
+    listed_ago: Mutex<Option<Duration>>,
 }
 
 type Objects = BTreeMap<String, Object>;
@@ -93,6 +97,16 @@ impl Store {
         }
     }
 
+    /// The group has listed directories so long ago.
+    pub fn listed_ago(&self, age: Duration) {
+        *self.listed_ago.lock().unwrap() = Some(age);
+    }
+
+    /// Attributes of an object that is there.
+    pub fn meta(&self, key: &str) -> ObjectMeta {
+        meta(key, &self.objects()[key])
+    }
+
     pub fn delete(&self, key: &str) {
         self.objects().remove(key);
     }
@@ -111,9 +125,15 @@ impl Store {
         Some(OriginError::new(kind, "injected"))
     }
 
+    fn is_left_out(&self) -> Option<OriginError> {
+        let kind = OriginErrorKind::Unavailable;
+        let left_out = self.listings_only.load(Ordering::Relaxed);
+        left_out.then(|| OriginError::new(kind, "nobody remembers it"))
+    }
+
     fn head(&self, objects: &Objects, key: &str) -> Result<ObjectMeta, OriginError> {
         self.heads.fetch_add(1, Ordering::Relaxed);
-        if let Some(error) = self.fault() {
+        if let Some(error) = self.fault().or_else(|| self.is_left_out()) {
             return Err(error);
         }
         match objects.get(key) {
@@ -124,7 +144,8 @@ impl Store {
 
     fn list(&self, objects: &Objects, request: &ListRequest) -> Result<ListPage, OriginError> {
         self.lists.fetch_add(1, Ordering::Relaxed);
-        if let Some(error) = self.fault() {
+        let left_out = || self.is_left_out().filter(|_| !request.delimited);
+        if let Some(error) = self.fault().or_else(left_out) {
             return Err(error);
         }
         let most = u64::from(request.entries_max).min(self.page_max.load(Ordering::Relaxed));
@@ -317,7 +338,12 @@ fn answer<R: Reply>(store: &Store, request: Request<R>) {
             (head.reply)(Told { result, at });
         }
         Request::List(list) => {
-            let (objects, age) = store.recall(list.accept.max_age);
+            let (mut objects, mut age) = store.recall(list.accept.max_age);
+            if let Some(ago) = *store.listed_ago.lock().unwrap()
+                && list.request.delimited
+            {
+                (objects, age) = (store.objects().clone(), ago);
+            }
             let result = store.list(&objects, &list.request).map(Arc::new);
             let at = before(list.deadline, IO_TIMEOUT + age);
             (list.reply)(Told { result, at });

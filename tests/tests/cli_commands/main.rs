@@ -6,6 +6,7 @@ mod disk;
 mod doctor;
 mod errors;
 mod lifecycle;
+mod names;
 mod options;
 mod readers;
 mod reports;

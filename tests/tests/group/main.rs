@@ -10,6 +10,7 @@ mod cluster;
 mod commands;
 mod disks;
 mod leaving;
+mod names;
 mod owners;
 mod partitions;
 mod pressure;

@@ -227,6 +227,7 @@ fn who_knows_an_answer_itself_is_told_at_once_that_there_is_no_other() {
         accept: Accept {
             max_age: SECOND,
             knows_last: true,
+            until: None,
         },
         deadline: bench.clock.now() + TIMEOUT,
         reply: Box::new(move |result| reply.lock().push(result)),
