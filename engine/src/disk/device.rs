@@ -92,6 +92,8 @@ pub(super) struct Log<D: BlockDevice> {
     /// The last region of which little lived could not be emptied: the next is chosen by its age.
     pub sparse_failed: bool,
     pub settling: bool,
+    /// Something was to be written since the start: until then no room is made. See `Log::want_writes`.
+    pub writes_wanted: bool,
     pub admission: Admission,
     /// Of the last fill's block.
     pub last_queue: Option<(BlockId, Queue)>,
@@ -147,6 +149,7 @@ impl<D: BlockDevice> Log<D> {
             reclaim_after: Time(0),
             sparse_failed: false,
             settling: false,
+            writes_wanted: false,
             admission: Admission::default(),
             last_queue: None,
             allowance: Allowance {

@@ -156,7 +156,8 @@ impl<D: BlockDevice> Log<D> {
         if now < self.reclaim_after {
             return false;
         }
-        let short = self.regions.usable(self.may_grow()) + self.voiding < FREE_MIN;
+        let short =
+            self.writes_wanted && self.regions.usable(self.may_grow()) + self.voiding < FREE_MIN;
         let wanted = short || self.must_evict() || tier.is_crowded();
         let pins = !wanted && self.stale.is_due(now);
         // The look at the batches comes last: there may be tens of thousands of parts in them.
@@ -168,6 +169,8 @@ impl<D: BlockDevice> Log<D> {
         if !(wanted || for_pins || self.admission.hand_is_due) {
             return false;
         }
+        // What is moved wants a region to go to.
+        self.want_writes(tier);
         let hand = !for_pins && std::mem::take(&mut self.admission.hand_is_due);
         // Moving entries makes them no fewer.
         let may_move = wanted && !for_pins && !hand && !tier.is_crowded();

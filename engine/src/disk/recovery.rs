@@ -510,7 +510,6 @@ impl<D: BlockDevice> Log<D> {
             // A next run with more memory finds it there, if nothing comes in between.
             tier.take_emptied(self.number);
         }
-        self.leave_room(tier);
         self.state = DeviceState::Serving;
         self.stats.recovered_entries = recovery.entries;
         self.stats.recovery_bytes = recovery.bytes;

@@ -164,9 +164,17 @@ impl<D: BlockDevice> Log<D> {
         }
     }
 
-    /// After recovery: regions that had been emptied before may have been found again with all that was in
+    /// Something is to be written, perhaps for the first time since the start. Not before that is room made for it: under
+    /// another number of cores a core may find none, and whoever only reads shall lose nothing.
+    pub fn want_writes(&mut self, tier: &mut Tier) {
+        if !std::mem::replace(&mut self.writes_wanted, true) {
+            self.leave_room(tier);
+        }
+    }
+
+    /// After recovery regions that had been emptied before may have been found again with all that was in
     /// them. Frees those that hold least, so that appending can begin.
-    pub fn leave_room(&mut self, tier: &mut Tier) {
+    fn leave_room(&mut self, tier: &mut Tier) {
         let missing = FREE_MIN.saturating_sub(self.regions.usable(true) + self.voiding);
         if missing == 0 {
             return;

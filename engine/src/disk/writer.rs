@@ -107,6 +107,7 @@ impl<D: BlockDevice> Log<D> {
                 wanted: fill.wanted,
             },
         };
+        self.want_writes(tier);
         self.streams[queue as usize].stage(now, part);
     }
 

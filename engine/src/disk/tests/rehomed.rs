@@ -1,6 +1,7 @@
 //! Regions that were written under another number of cores.
 
 use super::layout::{Queue, RegionHeader, VoidHeader};
+use super::reclaim::FREE_MIN;
 use super::*;
 
 /// A core has an eighth of each of them: that they are nearly empty is not said by that.
@@ -33,6 +34,42 @@ fn after_more_cores_a_region_goes_by_its_age_and_not_by_what_its_owner_has_in_it
     }
     let reclaim = bench.disk.logs[0].reclaim.as_ref().unwrap();
     assert!(!reclaim.keeps_all && oldest.contains(&Some(reclaim.region)));
+}
+
+/// More cores want more free regions than were free.
+#[test]
+fn after_more_cores_nothing_goes_before_something_is_written() {
+    let mut bench = Bench::new(1 << 20, 64);
+    for n in 0..540 {
+        bench.keep_block(block(n), 100_000);
+    }
+    bench.settle();
+    let before = bench.disk.stats().devices[0].entries_evicted;
+    assert_eq!(before, 0, "all of it fits");
+    let mut cores = bench.next_cores(8);
+    let free: Vec<usize> = cores
+        .iter()
+        .map(|disk| disk.logs[0].regions.usable(true))
+        .collect();
+    let full = free.iter().position(|free| *free < FREE_MIN);
+    let full = full.unwrap_or_else(|| panic!("each core has room: {free:?}"));
+    bench.disk = cores.swap_remove(full);
+    for _ in 0..1_000 {
+        bench.turn();
+    }
+    assert_eq!(
+        bench.disk.stats().devices[0].entries_evicted,
+        0,
+        "nobody wrote"
+    );
+    assert!(bench.disk.logs[0].reclaim.is_none());
+    let mut n = 10_000;
+    while bench.disk.stats().devices[0].entries_evicted == 0 {
+        n += u64::from(bench.keep(block(n), 0, SUB_BLOCK_BYTES));
+        bench.turn();
+        bench.take_settled();
+        assert!(n < 12_000, "nothing is reclaimed: {:?}", bench.disk.stats());
+    }
 }
 
 #[test]
