@@ -401,7 +401,9 @@ impl<P: Platform> Core<P> {
             Part::Hot if !holding.is_hot => true,
             Part::Hot | Part::Rest => self.handover.is_given(holding.given_to),
         };
-        if passes {
+        // Its answer will say. What more has come meanwhile is offered in another pass.
+        let is_under_way = |offer: &Offer| offer.block == block && offer.view == self.handover.view;
+        if passes || self.handover.offers.values().any(is_under_way) {
             return Offered::No;
         }
         let slot = Slot::of_stripe(block.object, block.offset());

@@ -511,6 +511,30 @@ fn a_member_that_stays_after_all_stops_offering() {
     bench.nobody_asked();
 }
 
+/// Blocks that are read often are offered first, and are found again among the rest.
+#[test]
+fn what_is_offered_is_not_offered_again_before_it_is_answered() {
+    let media = media();
+    let mut bench = Bench::with_disk(&media, ARENA, 2 * STRIPE);
+    for _ in 0..3 {
+        for at in [0, STRIPE] {
+            bench.get(at, SUB);
+        }
+        bench.settle();
+    }
+    bench.view(placement(&[(ME, 0), (OTHERS[0], 1)]));
+    let offers = bench.offers();
+    let blocks: Vec<BlockId> = offers.iter().map(|offer| offer.block).collect();
+    assert_eq!(blocks.len(), 2, "{blocks:?}");
+    for offer in offers {
+        let subs = offer.subs;
+        bench.accept(offer, subs, SUB, true);
+    }
+    assert!(bench.is_done());
+    let stats = bench.core.stats().handover;
+    assert_eq!((stats.given_blocks, stats.given_bytes), (2, 2 * SUB));
+}
+
 #[test]
 fn what_lies_on_disk_is_offered_without_a_name_and_once() {
     let media = media();
