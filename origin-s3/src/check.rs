@@ -62,7 +62,7 @@ pub enum CheckError {
     /// The credential chain found nothing.
     #[error(
         "no credentials for s3://{bucket}: {detail}; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, \
-         or AWS_PROFILE, or ask for unsigned requests"
+         or AWS_PROFILE, or --no-sign-request for unsigned requests"
     )]
     NoCredentials {
         /// The bucket.
@@ -133,13 +133,13 @@ fn in_region(actual: &Option<String>) -> String {
         .unwrap_or_default()
 }
 
-/// Looks for credentials, then lists one entry.
+/// Looks for credentials, then lists one entry. Whether there is one.
 pub(crate) async fn check(
     resolved: &Resolved,
     shared: &Shared,
     bucket: &str,
     prefix: &str,
-) -> Result<(), CheckError> {
+) -> Result<bool, CheckError> {
     find_credentials(resolved, bucket).await?;
     let request = shared
         .client
@@ -163,7 +163,7 @@ pub(crate) async fn check(
                 detail,
             })
         }
-        Ok(Ok(_)) => Ok(()),
+        Ok(Ok(answer)) => Ok(!answer.contents().is_empty()),
     }
 }
 
@@ -188,7 +188,7 @@ fn explain(facts: &Facts, resolved: &Resolved, shared: &Shared, bucket: &str) ->
         shared.endpoint.clone(),
         facts.to_string(),
     );
-    if facts.no_credentials {
+    if facts.credentials.is_some() {
         return CheckError::NoCredentials { bucket, detail };
     }
     match (facts.code.as_deref(), facts.kind()) {
@@ -220,6 +220,11 @@ fn explain(facts: &Facts, resolved: &Resolved, shared: &Shared, bucket: &str) ->
             detail,
         },
         (_, OriginErrorKind::Unavailable) if facts.status.is_none() => {
+            // What a server without TLS answers is no record of it.
+            let detail = match detail.contains("InvalidContentType") {
+                true => "it speaks no TLS: is it http:// instead of https://?".to_owned(),
+                false => detail,
+            };
             CheckError::Unreachable { endpoint, detail }
         }
         _ => CheckError::Failed {

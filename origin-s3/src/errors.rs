@@ -41,6 +41,10 @@ impl Attempt<'_> {
         E: ProvideErrorMetadata + Error + 'static,
     {
         let facts = Facts::of(error);
+        if facts.credentials.is_some() {
+            let advice = "; S3 was not asked: look at what the credentials come from";
+            return OriginError::new(facts.kind(), format!("{self}: {facts}{advice}"));
+        }
         self.error(facts.kind(), &facts)
     }
 }
@@ -67,8 +71,8 @@ pub(crate) struct Facts {
     pub(crate) status: Option<u16>,
     /// The region that the answer names.
     pub(crate) region: Option<String>,
-    /// No credentials could be had.
-    pub(crate) no_credentials: bool,
+    /// No credentials could be had, and why: S3 was not asked.
+    pub(crate) credentials: Option<String>,
     /// What went wrong on the way, when there was no answer or none that could be read.
     pub(crate) transport: Option<String>,
     unreadable: bool,
@@ -92,7 +96,9 @@ impl Facts {
             region: header("x-amz-bucket-region")
                 .map(str::to_owned)
                 .or_else(|| region_in(body)),
-            no_credentials: chain(error).any(|error| error.is::<CredentialsError>()),
+            credentials: chain(error)
+                .find(|error| error.is::<CredentialsError>())
+                .map(causes),
             transport: service.is_none().then(|| match error {
                 // The layers around it only say that a request was sent.
                 SdkError::DispatchFailure(_) | SdkError::TimeoutError(_) => innermost(error),
@@ -104,8 +110,9 @@ impl Facts {
 
     pub(crate) fn kind(&self) -> OriginErrorKind {
         use OriginErrorKind::*;
-        if self.no_credentials {
-            return Denied;
+        // Whoever hands them out may be down, as S3 itself may be. Only S3 denies.
+        if self.credentials.is_some() {
+            return Unavailable;
         }
         match self.code.as_deref() {
             Some("NoSuchBucket") => return NoSuchBucket,
@@ -142,8 +149,8 @@ impl Facts {
 
 impl fmt::Display for Facts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.no_credentials {
-            return f.write_str("no credentials found");
+        if let Some(why) = &self.credentials {
+            return write!(f, "no credentials could be loaded: {why}");
         }
         if let Some(status) = self.status {
             write!(f, "HTTP {status}")?;
@@ -204,4 +211,28 @@ pub(crate) fn causes(error: &(dyn Error + 'static)) -> String {
         }
     }
     texts.join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use aws_sdk_s3::operation::head_object::HeadObjectError;
+
+    use super::*;
+
+    #[test]
+    fn credentials_that_cannot_be_loaded_are_no_denial() {
+        let cause = CredentialsError::provider_error("the metadata service is down");
+        let error: SdkError<HeadObjectError, HttpResponse> = SdkError::construction_failure(cause);
+        let attempt = Attempt {
+            verb: "HEAD",
+            bucket: "b",
+            key: "k",
+            endpoint: "http://e",
+        };
+        let error = attempt.sdk_error(&error);
+        assert_eq!(error.kind, OriginErrorKind::Unavailable, "{error}");
+        for part in ["the metadata service is down", "S3 was not asked"] {
+            assert!(error.detail.contains(part), "{error}");
+        }
+    }
 }

@@ -113,7 +113,7 @@ impl OriginS3Runtime {
             endpoint: resolved
                 .endpoint
                 .clone()
-                .unwrap_or_else(|| resolved.identity.clone()),
+                .unwrap_or_else(|| format!("of AWS in {}", resolved.region)),
             gets: Semaphore::new(config.gets_max.max(1)),
             metadata: Semaphore::new(config.metadata_max.max(1)),
             counting: Counting::default(),
@@ -148,12 +148,20 @@ impl OriginS3Runtime {
         )
     }
 
-    /// Whether `bucket` can be listed under `prefix`; at most about ten seconds.
+    /// That `bucket` can be listed under `prefix`; at most about ten seconds.
     /// Blocks; not for tokio's or the cores' threads.
     ///
     /// # Errors
     /// What is wrong, on which bucket, and what to do next.
     pub fn check(&self, bucket: &str, prefix: &str) -> Result<(), CheckError> {
+        self.has_keys(bucket, prefix).map(drop)
+    }
+
+    /// The same; whether there is any key that begins so.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn has_keys(&self, bucket: &str, prefix: &str) -> Result<bool, CheckError> {
         self.runtime()
             .block_on(check::check(&self.resolved, &self.shared, bucket, prefix))
     }
