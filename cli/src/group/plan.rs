@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use forebay_engine::placement::PeerId;
 use forebay_membership::PORT_DEFAULT;
 use forebay_membership::identity::peer_id;
@@ -99,6 +99,10 @@ impl GroupPlan {
                 }
             }
             return Ok(None);
+        }
+        for seed in &args.peers {
+            seed.check()
+                .map_err(|error| anyhow!("--peers {seed}: {error}"))?;
         }
         let secret = secret(args, variable)?;
         let owner = node.owner();

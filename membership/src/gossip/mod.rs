@@ -60,7 +60,7 @@ pub struct GroupConfig {
 pub struct Group {
     id: PeerId,
     config: GroupConfig,
-    own: BTreeSet<SocketAddr>,
+    own: OwnAddresses,
     handle: Arc<ChitchatHandle>,
     views: Views,
     census: Arc<Mutex<Vec<MemberStatus>>>,
@@ -118,7 +118,7 @@ impl Group {
             .context("the gossip socket has no address")?;
         let first = config.record.addresses[0];
         let id = peer_id(&config.group, &config.record.node);
-        let own = own_addresses(&config.record, bound);
+        let own = OwnAddresses::of(&config.record, bound);
         let drops = Arc::new(DropCounts::default());
         let sealer = Sealer::new(&config.group, config.secret.as_ref());
         let transport = SealedTransport::new(socket, sealer, drops.clone());
@@ -186,8 +186,7 @@ impl Group {
 
     /// Addresses of seeds that are not this member's own.
     pub fn other_seeds(&self) -> Vec<SocketAddr> {
-        let addresses = self.seeds.addresses();
-        addresses.difference(&self.own).copied().collect()
+        self.own.others(self.seeds.addresses())
     }
 
     /// What is known now.
@@ -311,20 +310,77 @@ fn gossip_config(group: &str, life: &ChitchatId, bound: SocketAddr) -> ChitchatC
 }
 
 /// Addresses at which this member is its own seed.
-fn own_addresses(record: &Record, bound: SocketAddr) -> BTreeSet<SocketAddr> {
-    let mut ips: BTreeSet<IpAddr> = record.addresses.iter().map(SocketAddr::ip).collect();
-    match bound.ip().is_unspecified() {
-        true => ips.extend(
-            local::addresses()
-                .unwrap_or_default()
+#[derive(Clone, Debug)]
+struct OwnAddresses {
+    known: BTreeSet<SocketAddr>,
+    /// Whoever listens everywhere is at each loopback address, such as the 127.0.1.1 that Debian gives a machine's name.
+    loopback_port: Option<u16>,
+}
+
+impl OwnAddresses {
+    fn of(record: &Record, bound: SocketAddr) -> Self {
+        let mut ips: BTreeSet<IpAddr> = record.addresses.iter().map(SocketAddr::ip).collect();
+        let everywhere = bound.ip().is_unspecified();
+        match everywhere {
+            true => ips.extend(
+                local::addresses()
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|local| local.address),
+            ),
+            false => {
+                ips.insert(bound.ip());
+            }
+        }
+        let port = bound.port();
+        Self {
+            known: ips
                 .into_iter()
-                .map(|local| local.address),
-        ),
-        false => {
-            ips.insert(bound.ip());
+                .map(|ip| SocketAddr::new(ip, port))
+                .collect(),
+            loopback_port: everywhere.then_some(port),
         }
     }
-    ips.into_iter()
-        .map(|ip| SocketAddr::new(ip, bound.port()))
-        .collect()
+
+    fn has(&self, address: &SocketAddr) -> bool {
+        let is_loopback = self.loopback_port == Some(address.port()) && is_loopback(address.ip());
+        is_loopback || self.known.contains(address)
+    }
+
+    /// Those that are not this member's.
+    fn others(&self, mut addresses: BTreeSet<SocketAddr>) -> Vec<SocketAddr> {
+        addresses.retain(|address| !self.has(address));
+        addresses.into_iter().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::listed;
+
+    #[test]
+    fn who_listens_everywhere_is_at_every_loopback_address() {
+        let mut record = listed("g", "a", 7440).record;
+        record.addresses = vec!["203.0.113.1:7440".parse().unwrap()];
+        let seeds = [
+            "127.0.1.1:7440",
+            "127.0.1.1:7441",
+            "203.0.113.1:7440",
+            "203.0.113.2:7440",
+        ];
+        let seeds: BTreeSet<SocketAddr> = seeds.map(|seed| seed.parse().unwrap()).into();
+        let others = |bound: &str| -> Vec<String> {
+            let own = OwnAddresses::of(&record, bound.parse().unwrap());
+            let others = own.others(seeds.clone());
+            others.iter().map(ToString::to_string).collect()
+        };
+        assert_eq!(
+            others("0.0.0.0:7440"),
+            ["127.0.1.1:7441", "203.0.113.2:7440"]
+        );
+        // Another member of this machine may be there.
+        let elsewhere = ["127.0.1.1:7440", "127.0.1.1:7441", "203.0.113.2:7440"];
+        assert_eq!(others("203.0.113.1:7440"), elsewhere);
+    }
 }

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use tokio::time::MissedTickBehavior;
 
 use super::census::{Census, Told};
-use super::{KEY_LEFT, KEY_RECORD, KEY_USAGE, MemberStatus};
+use super::{KEY_LEFT, KEY_RECORD, KEY_USAGE, MemberStatus, OwnAddresses};
 use crate::identity::from_hex;
 use crate::record::Roster;
 use crate::seeds::Seeds;
@@ -41,7 +41,7 @@ const DOUBLE_INTERVAL: Duration = Duration::from_secs(60);
 pub struct Watcher {
     handle: Arc<ChitchatHandle>,
     me: PeerId,
-    own: BTreeSet<SocketAddr>,
+    own: OwnAddresses,
     seeds: Arc<Seeds>,
     views: Views,
     members: Arc<Mutex<Vec<MemberStatus>>>,
@@ -61,7 +61,7 @@ impl Watcher {
     pub fn new(
         group: String,
         handle: Arc<ChitchatHandle>,
-        own: BTreeSet<SocketAddr>,
+        own: OwnAddresses,
         seeds: Arc<Seeds>,
         views: Views,
         members: Arc<Mutex<Vec<MemberStatus>>>,
@@ -132,7 +132,7 @@ impl Watcher {
     /// Whether it is time for the first view.
     fn is_settled(&self, now: Instant) -> bool {
         let others = self.roster.members().len() > 1;
-        let alone = self.seeds.all_known() && self.seeds.addresses().is_subset(&self.own);
+        let alone = self.seeds.all_known() && self.own.others(self.seeds.addresses()).is_empty();
         alone
             || now - self.started >= FIRST_VIEW_MAX
             || (others && now - self.changed >= FIRST_VIEW_QUIET)
@@ -170,12 +170,7 @@ impl Watcher {
         if self.seeds_asked.is_some_and(|asked| now - asked < interval) {
             return;
         }
-        let addresses: Vec<SocketAddr> = self
-            .seeds
-            .addresses()
-            .difference(&self.own)
-            .copied()
-            .collect();
+        let addresses = self.own.others(self.seeds.addresses());
         if addresses.is_empty() {
             return;
         }

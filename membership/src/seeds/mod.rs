@@ -24,6 +24,19 @@ pub enum Seed {
     File(PathBuf),
 }
 
+impl Seed {
+    /// Whether it can be looked at: an environment never changes, so what is missing there is missing for good.
+    ///
+    /// # Errors
+    /// What is missing, or wrong.
+    pub fn check(&self) -> Result<(), String> {
+        match self {
+            Seed::Slurm => resolver::slurm_hosts().map(drop),
+            Seed::Host(_) | Seed::Dns(_) | Seed::File(_) => Ok(()),
+        }
+    }
+}
+
 impl FromStr for Seed {
     type Err = String;
 

@@ -123,7 +123,10 @@ impl Resolver {
                 self.resolve(std::slice::from_ref(host), false).await
             }
             Seed::File(path) => match hosts_in_file(path) {
-                Ok(hosts) => self.resolve(&hosts, false).await,
+                Ok((hosts, bad_line)) => {
+                    let (addresses, error) = self.resolve(&hosts, false).await;
+                    (addresses, bad_line.or(error))
+                }
                 Err(error) => (Vec::new(), Some(error)),
             },
             Seed::Slurm => match slurm_hosts() {
@@ -188,7 +191,8 @@ fn on_networks(networks: &[Network], addresses: Vec<SocketAddr>) -> Vec<SocketAd
     }
 }
 
-fn slurm_hosts() -> Result<Vec<Host>, String> {
+/// The nodes of the job that this process is part of.
+pub(super) fn slurm_hosts() -> Result<Vec<Host>, String> {
     let list = ["SLURM_JOB_NODELIST", "SLURM_NODELIST"]
         .into_iter()
         .find_map(|name| std::env::var(name).ok().filter(|list| !list.is_empty()))
@@ -197,20 +201,24 @@ fn slurm_hosts() -> Result<Vec<Host>, String> {
     Ok(names.iter().map(|name| Host::named(name)).collect())
 }
 
-fn hosts_in_file(path: &Path) -> Result<Vec<Host>, String> {
+/// The hosts of a file, and what is wrong with the first line that names none.
+fn hosts_in_file(path: &Path) -> Result<(Vec<Host>, Option<String>), String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("cannot read {}: {error}", path.display()))?;
-    let mut hosts = Vec::new();
+    let (mut hosts, mut bad_line) = (Vec::new(), None);
     for (number, line) in (1..).zip(text.lines()) {
         let line = line.split('#').next().unwrap_or_default().trim();
-        if !line.is_empty() {
-            let host = line
-                .parse()
-                .map_err(|error| format!("{} line {number}: {error}", path.display()))?;
-            hosts.push(host);
+        match line.parse() {
+            _ if line.is_empty() => {}
+            Ok(host) => hosts.push(host),
+            Err(error) if bad_line.is_none() => {
+                let path = path.display();
+                bad_line = Some(format!("{path} line {number}, which is left out: {error}"));
+            }
+            Err(_) => {}
         }
     }
-    Ok(hosts)
+    Ok((hosts, bad_line))
 }
 
 #[cfg(test)]
@@ -226,15 +234,18 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("peers");
         std::fs::write(&path, "# ours\n\n gpu1 # first\ngpu2:7000\n[fd00::1]:1\n").unwrap();
-        let hosts: Vec<String> = hosts_in_file(&path)
-            .unwrap()
-            .iter()
-            .map(Host::to_string)
-            .collect();
-        assert_eq!(hosts, ["gpu1", "gpu2:7000", "[fd00::1]:1"]);
-        std::fs::write(&path, "gpu1\nno host\n").unwrap();
-        let error = hosts_in_file(&path).unwrap_err();
-        assert!(error.contains("line 2"), "{error}");
+        let found = || {
+            let (hosts, bad_line) = hosts_in_file(&path).unwrap();
+            let hosts: Vec<String> = hosts.iter().map(Host::to_string).collect();
+            (hosts, bad_line)
+        };
+        let ours = ["gpu1", "gpu2:7000", "[fd00::1]:1"].map(str::to_owned);
+        assert_eq!(found(), (ours.to_vec(), None));
+        std::fs::write(&path, "gpu1\nno host\ngpu3:0\ngpu2\n").unwrap();
+        let (hosts, bad_line) = found();
+        assert_eq!(hosts, ["gpu1", "gpu2"]);
+        let bad_line = bad_line.unwrap();
+        assert!(bad_line.contains("line 2"), "{bad_line}");
     }
 
     #[test]

@@ -43,7 +43,10 @@ fn members_show_each_other_and_leave_at_once() {
         text.contains("serving") && text.contains(&format!("serve:{GROUP}/c")),
         "{text}"
     );
-    cluster.place.run(&["stats", &name, "--json"]).ok();
+    for bare in [name.as_str(), "g/a"] {
+        cluster.place.run(&["stats", bare, "--json"]).ok();
+        cluster.place.run(&["status", bare]).ok();
+    }
     cluster
         .place
         .run(&["stop", GROUP])
@@ -200,7 +203,7 @@ fn members_are_found_in_every_way() {
     let cluster = Cluster::new(4);
     let [first, second] = [cluster.address("a"), cluster.address("b")];
     let file = cluster.place.dir(".").join("peers");
-    fs::write(&file, format!("# the first\n{first}:7440\n")).unwrap();
+    fs::write(&file, format!("# the first\nno host\n{first}:7440\n")).unwrap();
     let with = |name: &str, peers: &str| {
         let mut args = cluster.serve_args(name, &[]);
         let place = args.iter().position(|arg| arg == "--peers").unwrap();
@@ -224,6 +227,11 @@ fn members_are_found_in_every_way() {
         text.contains("cannot resolve no-such-host.invalid"),
         "{text}"
     );
+    let text = cluster.place.run(&["status", "serve:g/b"]).ok().text();
+    assert!(
+        text.contains("1 address; ") && text.contains("line 2"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -239,6 +247,7 @@ fn what_cannot_be_is_refused_with_what_to_do() {
     serve(&["--group-secret-file", secret]).failed(&["other users may read", "chmod"]);
     serve(&["--group-secret-file", "/none"]).failed(&["/none", "--group-secret-file"]);
     serve(&["--group-ip", "198.51.100.0/24"]).failed(&["198.51.100.0/24", "127.0.0.1 (lo)"]);
+    serve(&["--peers", "slurm"]).failed(&["--peers slurm", "SLURM_JOB_NODELIST is not set"]);
     serve(&["--no-sharing", "--peers", "a"]).failed(&["--no-sharing"]);
     place
         .run(&["serve", "--listen", "198.51.100.1:7440"])
