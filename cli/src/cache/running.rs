@@ -1,5 +1,6 @@
 //! A cache in use: opened, watched, and told about.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,17 +12,75 @@ use forebay_nvme_uring::UringFile;
 use super::monitor::SpaceMonitor;
 use super::names::node_of_this_machine;
 use super::opening::{CacheConfig, OpenLog, Overwrite, open};
-use super::place::Owner;
+use super::place::{Owner, Place};
 use super::presence;
+use super::room::Room;
 use crate::args::{CacheArgs, NodeArgs};
 use crate::control::disk_report::DiskStatus;
 use crate::host::DiskSource;
+use crate::units::{Bytes, Share};
 
 /// A node's cache. Its locks are held until it is dropped, which must be after the engine's end.
 #[derive(Debug)]
 pub struct Cache {
     logs: Vec<OpenLog>,
     monitor: SpaceMonitor,
+    extent: Extent,
+}
+
+/// How much a cache may ever hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Extent {
+    bytes: u64,
+    /// File systems that are too small for what is asked of them, a line each.
+    too_large: Vec<String>,
+}
+
+impl Extent {
+    fn of(logs: &[OpenLog], ratio: Share) -> Self {
+        let sized = logs.iter().map(|log| {
+            let geometry = &log.shared.geometry;
+            let size_bytes = u64::from(geometry.regions) * u64::from(geometry.region_bytes);
+            let room = match &log.place {
+                Place::Directory(_) => Room::around(&*log.file).ok(),
+                Place::Device(_) => None,
+            };
+            (log.shared.name.clone(), size_bytes, room)
+        });
+        Self::among(sized, ratio)
+    }
+
+    /// Logs that share a file system are bounded by it together.
+    fn among(logs: impl Iterator<Item = (String, u64, Option<Room>)>, ratio: Share) -> Self {
+        let mut extent = Self::default();
+        let mut shared: BTreeMap<u64, (Vec<String>, u64, Room)> = BTreeMap::new();
+        for (name, size_bytes, room) in logs {
+            match room.filter(|room| room.total_bytes > 0) {
+                None => extent.bytes += size_bytes,
+                Some(room) => {
+                    let (names, bytes, _) = shared
+                        .entry(room.device)
+                        .or_insert_with(|| (Vec::new(), 0, room));
+                    names.push(name);
+                    *bytes += size_bytes;
+                }
+            }
+        }
+        for (names, size_bytes, room) in shared.into_values() {
+            let most_bytes = room.total_bytes - ratio.of(room.total_bytes).min(room.total_bytes);
+            extent.bytes += size_bytes.min(most_bytes);
+            if size_bytes > most_bytes {
+                extent.too_large.push(format!(
+                    "{} is to hold {}, and its file system has {}, {ratio} of which is kept free: it will never be full; \
+                     give a smaller --cache-size",
+                    names.join(", "),
+                    Bytes(size_bytes),
+                    Bytes(room.total_bytes)
+                ));
+            }
+        }
+        extent
+    }
 }
 
 impl Cache {
@@ -58,18 +117,20 @@ impl Cache {
             );
         }
         Ok(Some(Self {
+            extent: Extent::of(&logs, args.free_space_ratio),
             monitor: SpaceMonitor::start(&logs, args.free_space_ratio)?,
             logs,
         }))
     }
 
-    /// Bytes that it may hold, over all directories and devices.
+    /// Bytes that it may hold, over all directories and devices: at most what their file systems can.
     pub fn size_bytes(&self) -> u64 {
-        let size = |log: &OpenLog| {
-            let geometry = &log.shared.geometry;
-            u64::from(geometry.regions) * u64::from(geometry.region_bytes)
-        };
-        self.logs.iter().map(size).sum()
+        self.extent.bytes
+    }
+
+    /// What is larger than its file system, a line each.
+    pub fn too_large(&self) -> &[String] {
+        &self.extent.too_large
     }
 
     /// What the engine's cores make their queue pairs of.
@@ -164,4 +225,36 @@ pub fn purpose_of_mount(place: &Path) -> String {
 /// How a member without a mount names its use of a cache.
 pub fn purpose_of_member(owner: &Owner) -> String {
     format!("serve {owner}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cache_holds_no_more_than_its_file_systems_can() {
+        const GIB: u64 = 1 << 30;
+        let room = |device, total| Room {
+            total_bytes: total * GIB,
+            free_bytes: 0,
+            device,
+        };
+        let ratio: Share = "0.1".parse().unwrap();
+        let extent = |logs: &[(u64, Option<Room>)]| {
+            let log = |(n, (size, room)): (usize, &(u64, Option<Room>))| {
+                (format!("/d{n}"), size * GIB, *room)
+            };
+            let extent = Extent::among(logs.iter().enumerate().map(log), ratio);
+            (extent.bytes / GIB, extent.too_large)
+        };
+        assert_eq!(
+            extent(&[(90, Some(room(1, 100))), (7, None)]),
+            (97, Vec::new())
+        );
+        let (gib, too_large) = extent(&[(50, Some(room(1, 100))), (50, Some(room(1, 100)))]);
+        assert_eq!((gib, too_large.len()), (90, 1));
+        let (gib, too_large) = extent(&[(9_999, Some(room(1, 100))), (50, Some(room(2, 100)))]);
+        assert_eq!((gib, too_large.len()), (140, 1));
+        assert!(too_large[0].starts_with("/d0 is to hold"), "{too_large:?}");
+    }
 }
