@@ -32,7 +32,7 @@ impl fmt::Display for Verdict {
 /// One thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// `fuse`, `io_uring`, `limits`, `memory` or `rdma`.
+    /// `fuse`, `io_uring`, `limits`, `memory`, `network` or `rdma`.
     pub area: &'static str,
     /// Which thing.
     pub object: String,

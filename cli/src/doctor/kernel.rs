@@ -29,10 +29,10 @@ fn fuse(files: &Files) -> Finding {
     let found = opened
         .err()
         .map_or_else(String::new, |error| error.to_string());
-    Finding::warning(
+    Finding::problem(
         "fuse",
         "/dev/fuse",
-        format!("{found}: no mounts here, only `forebay serve` and `forebay cat`"),
+        format!("{found}: no mounts here; `forebay serve` and `forebay cat` need none"),
         advice,
     )
 }
@@ -66,7 +66,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let files = Files::below(dir.path());
         let missing = fuse(&files);
-        assert_eq!(missing.verdict, Verdict::Warning);
+        assert_eq!(missing.verdict, Verdict::Problem);
         assert!(missing.advice.unwrap().contains("modprobe fuse"));
         std::fs::create_dir(files.path("/dev")).unwrap();
         std::fs::write(files.path("/dev/fuse"), "").unwrap();

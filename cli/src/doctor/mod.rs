@@ -16,7 +16,6 @@ pub(crate) mod machine;
 mod memory;
 mod rdma;
 
-use anyhow::Result;
 use forebay_membership::local::Network;
 use forebay_transport_rdma::inventory::Wanted;
 
@@ -35,16 +34,13 @@ pub struct Question {
 }
 
 /// Looks at this machine.
-///
-/// # Errors
-/// When `--group-ip` names no address of it.
-pub fn examine(question: &Question) -> Result<Vec<Finding>> {
+pub fn examine(question: &Question) -> Vec<Finding> {
     let files = Files::of_this_machine();
-    let rdma = rdma::look(&files, &question.rdma, &question.networks)?;
+    let rdma = rdma::look(&files, &question.rdma, &question.networks);
     let has_rdma = rdma.has_devices;
     let mut findings = kernel::look(&files);
     findings.extend(limits::look(&files, question.memory_bytes, has_rdma));
     findings.extend(memory::look(&files));
     findings.extend(rdma.findings);
-    Ok(findings)
+    findings
 }

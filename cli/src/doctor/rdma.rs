@@ -25,12 +25,16 @@ pub struct Rdma {
 }
 
 /// Asks the library for its devices.
-///
-/// # Errors
-/// When `--group-ip` names no address of this machine.
-pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Result<Rdma> {
+pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Rdma {
     // What --group-ip means does not depend on RDMA: a wrong one is told always.
-    let group = group_addresses(files, networks)?;
+    let (group, wrong) = match group_addresses(files, networks) {
+        Ok(group) => (group, None),
+        Err(error) => {
+            let advice = "give --group-ip an address of this machine, or a network that it is in";
+            let finding = Finding::problem("network", "--group-ip", error.to_string(), advice);
+            (Vec::new(), Some(finding))
+        }
+    };
     let (library, inventory) = match Verbs::load() {
         Ok(verbs) => (Ok(()), Inventory::take(&verbs)),
         Err(error) => (Err(error.to_string()), Ok(Inventory::default())),
@@ -39,16 +43,18 @@ pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Result<Rdma
         Ok(inventory) => inventory,
         Err(error) => {
             let advice = "look at the kernel's log for ib_uverbs";
-            return Ok(Rdma {
-                findings: vec![Finding::problem(AREA, "devices", error.to_string(), advice)],
+            let devices = Finding::problem(AREA, "devices", error.to_string(), advice);
+            return Rdma {
+                findings: wrong.into_iter().chain([devices]).collect(),
                 has_devices: false,
-            });
+            };
         }
     };
     // Seen by the kernel even where the library is missing.
     let by_kernel = files.names("/sys/class/infiniband");
     let has_devices = !inventory.devices.is_empty() || !by_kernel.is_empty();
-    let mut findings = vec![libraries(library, &inventory, &by_kernel)];
+    let mut findings: Vec<Finding> = wrong.into_iter().collect();
+    findings.push(libraries(library, &inventory, &by_kernel));
     if has_devices {
         findings.push(connection_manager(files));
     }
@@ -69,10 +75,10 @@ pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Result<Rdma
             "leave it out, or see above",
         ));
     }
-    Ok(Rdma {
+    Rdma {
         findings,
         has_devices,
-    })
+    }
 }
 
 fn libraries(library: Result<(), String>, inventory: &Inventory, by_kernel: &[String]) -> Finding {

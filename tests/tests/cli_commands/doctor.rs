@@ -30,6 +30,12 @@ fn the_doctor_tells_of_this_machine_and_fails_when_there_is_a_problem() {
     // A device that is not there is a problem everywhere.
     let named = place.run(&["doctor", "--rdma-device", "nonsense_0"]);
     let named = named.failed(&["PROBLEM above"]);
+    // So is an address that is another machine's, and the rest is told all the same.
+    let elsewhere = place.run(&["doctor", "--group-ip", "192.0.2.1"]);
+    let text = elsewhere.failed(&["PROBLEM above"]).text();
+    for part in ["names no address of this machine", "io_uring"] {
+        assert!(text.contains(part), "{part} in {text}");
+    }
     assert!(named.text().contains("nonsense_0") || named.text().contains("--rdma-device"));
 }
 

@@ -97,10 +97,7 @@ const WRONG_WORDS: [(&[&str], &str); 15] = [
     ),
     (&["drain", ""], "a value is required"),
     (&["drain", "nobody"], "`forebay status` lists what does"),
-    (
-        &["doctor", "--group-ip", "192.0.2.1"],
-        "names no address of this machine",
-    ),
+    (&["doctor", "--group-ip", "192.0.2.1"], "see PROBLEM above"),
     (&["stop", "g/nobody"], "`forebay status` lists what does"),
 ];
 
