@@ -66,6 +66,11 @@ impl<R: Reply> Assembly<R> {
         let origin =
             OriginS3Runtime::start(origin_config(origin, gets_max), Arc::new(config.clock))?;
         let origin = Arc::new(origin);
+        let endpoint = origin.bucket("").endpoint.clone();
+        if let Some(group) = &group {
+            group.set_origin(&endpoint);
+        }
+        config.endpoint = Some(endpoint.into());
         let for_cores = origin.clone();
         let disks = cache.as_ref().map(Cache::sources).unwrap_or_default();
         let engine = Engine::start(config, disks, move |seat| {

@@ -61,6 +61,11 @@ pub enum OriginErrorKind {
 }
 
 impl OriginErrorKind {
+    /// Whether it says something of who asked, of its credentials or settings: another node may be answered otherwise.
+    pub fn is_of_asker(self) -> bool {
+        matches!(self, Self::Denied | Self::WrongRegion)
+    }
+
     /// Whether another attempt may succeed.
     pub fn is_transient(self) -> bool {
         use OriginErrorKind::*;

@@ -87,6 +87,17 @@ impl Ledger {
     }
 }
 
+/// The origin refuses a node: its credentials, or its settings.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// For how long, nanoseconds.
+    pub since_ns: u64,
+    /// How long ago it did so last, nanoseconds.
+    pub last_ns: u64,
+    /// Its words.
+    pub error: Box<str>,
+}
+
 /// Counters of one core, or of several added up.
 #[derive(Clone, Debug)]
 pub struct CoreStats {
@@ -134,6 +145,12 @@ pub struct CoreStats {
     pub outages: u64,
     /// How long it has not answered now, nanoseconds; 0: it does, as far as is known.
     pub outage_ns: u64,
+    /// How an attempt failed last, while it does not answer.
+    pub outage_error: Option<Box<str>>,
+    /// How long ago the origin gave something, nanoseconds; none: it never did.
+    pub granted_ns: Option<u64>,
+    /// It refuses this node, and has given nothing since on that core.
+    pub refusal: Option<Refusal>,
     /// Requests for bytes sent to other members, attempts counted each.
     pub pulls: u64,
     /// Bytes that other members sent.
@@ -148,6 +165,8 @@ pub struct CoreStats {
     pub serves_declined: u64,
     /// Requests of other members that failed here.
     pub serve_errors: u64,
+    /// Requests of other nodes that were for another endpoint than this node's origin.
+    pub elsewhere: u64,
     /// Origin bytes by reason.
     pub ledger: Ledger,
     /// A member that leaves: what it hands over.
@@ -210,6 +229,9 @@ impl Default for CoreStats {
             stale_answers: 0,
             outages: 0,
             outage_ns: 0,
+            outage_error: None,
+            granted_ns: None,
+            refusal: None,
             pulls: 0,
             pulled_bytes: 0,
             peer_failures: 0,
@@ -217,6 +239,7 @@ impl Default for CoreStats {
             served_bytes: 0,
             serves_declined: 0,
             serve_errors: 0,
+            elsewhere: 0,
             ledger: Ledger::default(),
             handover: HandoverStats::default(),
             takeover: TakeoverStats::default(),
@@ -237,6 +260,13 @@ impl Default for CoreStats {
 }
 
 impl CoreStats {
+    /// The refusal that nothing given since, on any core, has made void.
+    pub fn standing_refusal(&self) -> Option<&Refusal> {
+        let refusal = self.refusal.as_ref()?;
+        let is_void = self.granted_ns.is_some_and(|ns| ns < refusal.last_ns);
+        (!is_void).then_some(refusal)
+    }
+
     /// Adds another core's counters.
     pub fn add(&mut self, other: &CoreStats) {
         self.reads += other.reads;
@@ -261,6 +291,19 @@ impl CoreStats {
         self.stale_answers += other.stale_answers;
         self.outages += other.outages;
         self.outage_ns = self.outage_ns.max(other.outage_ns);
+        self.outage_error = self
+            .outage_error
+            .take()
+            .or_else(|| other.outage_error.clone());
+        self.granted_ns = [self.granted_ns, other.granted_ns]
+            .into_iter()
+            .flatten()
+            .min();
+        let refusals = [self.refusal.take(), other.refusal.clone()];
+        self.refusal = refusals
+            .into_iter()
+            .flatten()
+            .min_by_key(|refusal| refusal.last_ns);
         self.pulls += other.pulls;
         self.pulled_bytes += other.pulled_bytes;
         self.peer_failures += other.peer_failures;
@@ -268,6 +311,7 @@ impl CoreStats {
         self.served_bytes += other.served_bytes;
         self.serves_declined += other.serves_declined;
         self.serve_errors += other.serve_errors;
+        self.elsewhere += other.elsewhere;
         for reason in Reason::ALL {
             self.ledger.book(reason, other.ledger.bytes(reason));
         }

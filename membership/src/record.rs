@@ -21,6 +21,9 @@ pub struct Record {
     pub addresses: Vec<SocketAddr>,
     /// Version of its software, for people.
     pub version: String,
+    /// Where it reads from, as identities spell it; empty when it is not told.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub endpoint: String,
 }
 
 impl Record {
@@ -120,6 +123,7 @@ pub(crate) fn listed(group: &str, node: &str, port: u16) -> Listed {
             cores: 1,
             addresses: vec![([127, 0, 0, 1], port).into()],
             version: "0.1.0".to_owned(),
+            endpoint: String::new(),
         },
     }
 }

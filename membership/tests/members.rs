@@ -25,6 +25,7 @@ fn record(node: &str, port: u16) -> Record {
         cores: 1,
         addresses: vec![(Ipv4Addr::LOCALHOST, port).into()],
         version: "test".to_owned(),
+        endpoint: String::new(),
     }
 }
 

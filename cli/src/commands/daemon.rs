@@ -10,7 +10,9 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::assembly::Assembly;
 use crate::background::Caller;
+use crate::cache::Cache;
 use crate::group::draining::DrainReport;
+use crate::group::report::GroupReport;
 
 /// How long a signal may wait while a daemon starts.
 const SIGNAL_POLL: Duration = Duration::from_millis(20);
@@ -39,6 +41,10 @@ pub fn warn_of_seeds<R: Reply>(
     ends: &mpsc::Receiver<End>,
     caller: &Caller,
 ) -> Result<()> {
+    for text in assembly.cache.iter().flat_map(Cache::too_large) {
+        tracing::warn!("{text}");
+        caller.repeat(&format!("warning: {text}"));
+    }
     let report = assembly.group.as_ref().map(|group| group.report());
     for seed in report.iter().flat_map(|report| &report.seeds) {
         if let Some(error) = &seed.error {
@@ -51,6 +57,10 @@ pub fn warn_of_seeds<R: Reply>(
     let Some(group) = assembly.group.clone() else {
         return Ok(());
     };
+    let unled = report.iter().filter_map(GroupReport::unled);
+    for warning in unled.chain(group.watch_elsewhere()) {
+        caller.repeat(&format!("warning: {warning}"));
+    }
     if let Some(alone) = beside(ends, move || group.watch_alone())? {
         caller.repeat(&format!("warning: {alone}"));
     }

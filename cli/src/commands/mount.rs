@@ -101,7 +101,17 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let cache = open_cache(args, &place, &config, &ends)?;
     let assembly = Assembly::<FuseReply>::start(config, &serving.origin, cache, group)?;
     let (origin, source) = (assembly.origin.clone(), args.source.clone());
-    beside(&ends, move || origin.check(&source.bucket, &source.prefix))??;
+    let has_keys = beside(&ends, move || {
+        origin.has_keys(&source.bucket, &source.prefix)
+    })??;
+    if !has_keys && !args.source.prefix.is_empty() {
+        let text = format!(
+            "no object is below {}: is the prefix right? The mount is empty until there is one",
+            args.source
+        );
+        tracing::warn!("{text}");
+        caller.repeat(&format!("warning: {text}"));
+    }
     beside(&ends, assembly.joining())??;
     warn_of_seeds(&assembly, &ends, caller)?;
 

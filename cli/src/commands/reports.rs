@@ -11,7 +11,9 @@ use forebay_membership::record::Usage;
 use crate::assembly::Assembly;
 use crate::cache::{Cache, WatchedCache};
 use crate::control::disk_report::DiskStatus;
-use crate::control::report::{MemoryStatus, NamespaceCounts, StatsReport, StatusReport};
+use crate::control::report::{
+    MemoryStatus, NamespaceCounts, RefusalStatus, StatsReport, StatusReport,
+};
 use crate::control::server::Reports;
 use crate::group::Group;
 use crate::group::draining::{DrainReport, DrainState};
@@ -147,6 +149,12 @@ impl<R: Reply> DaemonReports<R> {
             memory,
             disks: self.cache.status(&all.disk),
             s3_silent_seconds: all.outage_ns as f64 / 1e9,
+            s3_error: all.outage_error.as_deref().map(str::to_owned),
+            s3_refusal: all.standing_refusal().map(|refusal| RefusalStatus {
+                since_seconds: refusal.since_ns as f64 / 1e9,
+                last_seconds: refusal.last_ns as f64 / 1e9,
+                error: refusal.error.to_string(),
+            }),
             group: self.group.as_ref().map(|group| group.report()),
             ..self.fixed.clone()
         };
@@ -154,6 +162,7 @@ impl<R: Reply> DaemonReports<R> {
         let own = usage(&status);
         if let Some(group) = &mut status.group {
             group.set_own_usage(&own);
+            group.asked_elsewhere = all.elsewhere;
         }
         status
     }

@@ -47,6 +47,12 @@ pub struct StatusReport {
     /// How long S3 has not answered, as far as is known; 0: it does.
     #[serde(default)]
     pub s3_silent_seconds: f64,
+    /// How an attempt failed last, while it does not answer.
+    #[serde(default)]
+    pub s3_error: Option<String>,
+    /// S3 refuses this node, and has given it nothing since; null when it does not.
+    #[serde(default)]
+    pub s3_refusal: Option<RefusalStatus>,
     /// Where the daemon logs to; null for standard error.
     pub log_file: Option<PathBuf>,
 }
@@ -61,6 +67,17 @@ impl StatusReport {
         let mount_point = || self.mount_point.display().to_string();
         self.serve.clone().unwrap_or_else(mount_point)
     }
+}
+
+/// S3 refuses a node: its credentials, their rights, or its region.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RefusalStatus {
+    /// For how long.
+    pub since_seconds: f64,
+    /// How long ago it did so last.
+    pub last_seconds: f64,
+    /// Its words.
+    pub error: String,
 }
 
 /// A mount's memory.

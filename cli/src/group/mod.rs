@@ -7,12 +7,14 @@
 //! | [`weight`] | this member's weight: given, or what its disks that work can hold |
 //! | [`report`] | what `status` tells of the group |
 //! | [`alone`] | a member without others: said, and why |
+//! | `elsewhere` | members that read from another S3 endpoint: named |
 //! | [`draining`], [`routes`] | leaving with everything: started, stopped, watched |
 //! | [`rails`], [`rdma`] | the member's addresses that RDMA ports have, and how cores are introduced to each other's |
 //! | [`stats`] | what `stats --group` tells: every member's counters |
 
 pub mod alone;
 pub mod draining;
+mod elsewhere;
 pub mod plan;
 pub mod rails;
 pub mod rdma;

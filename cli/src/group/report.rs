@@ -33,6 +33,12 @@ pub struct GroupReport {
     pub id: String,
     /// `member`, or `client`, which only takes.
     pub role: String,
+    /// Where this node reads from, as identities spell it.
+    #[serde(default)]
+    pub endpoint: String,
+    /// Questions of other nodes for another endpoint, which were declined.
+    #[serde(default)]
+    pub asked_elsewhere: u64,
     /// Whether the group has a secret.
     pub secret: bool,
     /// Where others reach this node; none for a client.
@@ -88,6 +94,9 @@ pub struct MemberReport {
     pub addresses: Vec<SocketAddr>,
     /// Version of its software.
     pub version: String,
+    /// Where it reads from; empty when it has not told.
+    #[serde(default)]
+    pub endpoint: String,
     /// Bytes that it holds, and can hold: on its disks, or without any in memory. Null when it has not told, or
     /// this node does not gossip.
     pub cached_bytes: Option<u64>,
@@ -147,6 +156,14 @@ pub struct SeedReport {
     pub error: Option<String>,
 }
 
+/// What a client is told that no member answers.
+pub(super) fn unled(why: Option<&str>) -> String {
+    let why = why.unwrap_or("no address of one is known");
+    format!(
+        "no member of the group answers ({why}): this node reads from S3 by itself until one does"
+    )
+}
+
 fn hex(id: u64) -> String {
     format!("{id:016x}")
 }
@@ -168,6 +185,7 @@ impl GroupReport {
             cores: listed.record.cores,
             addresses: listed.record.addresses.clone(),
             version: listed.record.version.clone(),
+            endpoint: listed.record.endpoint.clone(),
             ..MemberReport::default()
         };
         Self {
@@ -212,6 +230,13 @@ impl GroupReport {
         self.asking = status.asking;
         self.asking_error = status.error.clone();
         self.add_seeds(seeds);
+    }
+
+    /// Of a client that no member answers: so, and why.
+    pub fn unled(&self) -> Option<String> {
+        let is_unled = self.role == "client" && self.asking.is_none();
+        let is_news = self.view.is_none() || self.asking_error.is_some();
+        (is_unled && is_news).then(|| unled(self.asking_error.as_deref()))
     }
 
     fn add_seeds(&mut self, seeds: &[SeedStatus]) {
@@ -326,6 +351,7 @@ mod tests {
                 cores: 1,
                 addresses: vec!["127.0.0.1:1".parse().unwrap()],
                 version: "0".to_owned(),
+                endpoint: String::new(),
             },
         }
     }

@@ -21,7 +21,7 @@ use super::alone::Found;
 use super::draining::{DrainState, Draining};
 use super::plan::{GroupPlan, Role};
 use super::rdma;
-use super::report::GroupReport;
+use super::report::{GroupReport, unled};
 use super::stats::{GroupCounts, GroupStats, MemberStats, TellCounts, ask_all};
 use super::weight::{Room, Seen, Weight};
 use crate::host::Peers;
@@ -47,6 +47,8 @@ pub struct Group {
     socket: parking_lot::Mutex<Option<UdpSocket>>,
     addresses: Vec<SocketAddr>,
     joined: OnceLock<Joined>,
+    /// Where this node reads from, as identities spell it.
+    origin: OnceLock<String>,
     pub(super) weight: Weight,
     pub(super) draining: Draining,
     pub(super) drain_begins: Arc<Notify>,
@@ -108,6 +110,7 @@ impl Group {
             socket: parking_lot::Mutex::new(socket),
             addresses,
             joined: OnceLock::new(),
+            origin: OnceLock::new(),
             weight: Weight::default(),
             draining: Draining::default(),
             drain_begins: Arc::default(),
@@ -133,6 +136,11 @@ impl Group {
         &self.plan
     }
 
+    /// Others are told, and `status` tells, that this node reads from there. Before it joins.
+    pub fn set_origin(&self, endpoint: &str) {
+        let _ = self.origin.set(endpoint.to_owned());
+    }
+
     /// Joins, once the engine answers peers, and waits for the first view. `room` gives the weight when there is no
     /// `--group-weight`.
     ///
@@ -148,13 +156,19 @@ impl Group {
                     let _ = self.joined.set(Joined::Member(Box::new(group)));
                 }
                 None => {
-                    let seeds = Seeds::follow(self.plan.seeds.clone(), PORT_DEFAULT, self.plan.networks.clone());
+                    let seeds = Seeds::follow(
+                        self.plan.seeds.clone(),
+                        PORT_DEFAULT,
+                        self.plan.networks.clone(),
+                    );
                     let seeds = Arc::new(seeds);
                     let connect = ControlDialer(self.endpoint.clone());
                     let follower = Follower::start(connect, seeds.clone(), self.views.clone());
-                    if tokio::time::timeout(VIEW_TIMEOUT, follower.ready()).await.is_err() {
-                        let why = follower.status().error.unwrap_or_else(|| "no address of one is known".into());
-                        tracing::warn!("no member of the group answers ({why}): reading from the origin until one does");
+                    if tokio::time::timeout(VIEW_TIMEOUT, follower.ready())
+                        .await
+                        .is_err()
+                    {
+                        tracing::warn!("{}", unled(follower.status().error.as_deref()));
                     }
                     let _ = self.joined.set(Joined::Client(follower, seeds));
                 }
@@ -175,6 +189,7 @@ impl Group {
                 cores: cores_of_group(cores)?,
                 addresses: self.addresses.clone(),
                 version: env!("CARGO_PKG_VERSION").to_owned(),
+                endpoint: self.origin.get().cloned().unwrap_or_default(),
             },
             seeds: plan.seeds.clone(),
             port_default: self
@@ -266,6 +281,10 @@ impl Group {
         }
     }
 
+    pub(super) fn views(&self) -> &Views {
+        &self.views
+    }
+
     pub(super) fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -314,6 +333,7 @@ impl Group {
     pub fn report(&self) -> GroupReport {
         let mut report =
             GroupReport::new(&self.plan, &self.addresses, self.views.newest().as_deref());
+        report.endpoint = self.origin.get().cloned().unwrap_or_default();
         let (links, refusals) = (self.endpoint.links(), self.endpoint.refusals());
         let why_tcp = |core, to| self.rdma.as_ref().ok()?.why_tcp(core, to);
         report.add_links(&links, &refusals, why_tcp);
@@ -459,6 +479,7 @@ mod tests {
                 cores: 1,
                 addresses: vec![silent.addresses()[0], member.addresses()[0]],
                 version: String::new(),
+                endpoint: String::new(),
             },
         };
         let rows = ask_all(&client, vec![member]).await;

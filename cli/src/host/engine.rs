@@ -53,6 +53,9 @@ pub struct EngineConfig {
     pub negative_ttl: Duration,
     /// `--stale-max`.
     pub stale_max: Duration,
+    /// Where the origin is, as identities spell it: what peers ask of another is declined. None: it is asked for
+    /// everything.
+    pub endpoint: Option<Arc<str>>,
     /// `--origin-limit`: bytes per second from the origin.
     pub origin_limit: Option<u64>,
     /// `--peer-limit`: bytes per second from other members, and to them.
@@ -106,6 +109,7 @@ impl EngineConfig {
             attr_ttl: ATTR_TTL_DEFAULT,
             negative_ttl: ATTR_TTL_DEFAULT,
             stale_max: Duration::MAX,
+            endpoint: None,
             origin_limit: None,
             peer_limit: None,
             peers: None,
@@ -410,6 +414,7 @@ where
             attr_ttl: config.attr_ttl,
             negative_ttl: config.negative_ttl,
             stale_max: config.stale_max,
+            endpoint: config.endpoint.clone(),
             origin_limit: per_core(config.origin_limit, cores),
             peer_limit: per_core(config.peer_limit, cores),
         },

@@ -303,6 +303,7 @@ impl<P: Platform> Core<P> {
         }
         self.get_progressed(now, key);
         self.fills.parts_came += 1;
+        self.note_answer(now, Ok(()));
         self.stats.ledger.book(part.reason, part.len_bytes as u64);
         let frozen = self.parts.arena.freeze(lease);
         let (id, seed) = (
@@ -394,7 +395,11 @@ impl<P: Platform> Core<P> {
             Err(error) => error,
         };
         self.count_origin_error(error.kind);
+        self.note_answer(now, Err(&error));
         let sign = Sign::of(error.kind);
+        if matches!(sign, Sign::Silent) {
+            self.outages.last_error = Some(error.to_string().into());
+        }
         self.retry_or_fail(now, key, error);
         match sign {
             Sign::Answers => self.origin_answered(now, question.bucket()),

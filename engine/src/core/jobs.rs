@@ -510,11 +510,22 @@ fn told(outcome: Result<(FetchStatus, &[u8]), TransportError>) -> Result<u64, Re
         },
         Ok((FetchStatus::Failed(PeerFailure::Origin(kind)), _)) => Err(match kind {
             OriginErrorKind::VersionChanged => ReadError::VersionChanged,
-            kind => ReadError::Origin(OriginError::new(kind, "as the member that owns it told")),
+            kind => ReadError::Origin(OriginError::new(
+                kind,
+                "so the member that owns it was told; its `forebay status` says more",
+            )),
         }),
+        Ok((FetchStatus::Failed(PeerFailure::Elsewhere), _)) => Err(elsewhere()),
         Ok((FetchStatus::Failed(PeerFailure::Deadline), _)) => Err(ReadError::Deadline),
         _ => Err(unreachable()),
     }
+}
+
+fn elsewhere() -> ReadError {
+    ReadError::Origin(OriginError::new(
+        OriginErrorKind::NotFound,
+        "the member that owns it reads from another S3 endpoint; see `forebay status`, and give all the same --endpoint",
+    ))
 }
 
 fn unreachable() -> ReadError {

@@ -20,6 +20,8 @@
 //! | `memory` | buffers, with eviction |
 //! | `findings` | what is remembered of the origin's answers to questions for names |
 //! | `outage` | whether the origin answers |
+//! | `refusal` | whether the origin refuses this node |
+//! | `elsewhere` | peers that ask for what lies at another endpoint than this node's origin |
 //! | `metadata` | HEADs and listing pages, shared by all who ask meanwhile |
 //! | `index` | which sub-blocks are present, promised, waited for |
 //! | `s3fifo` | what to evict |
@@ -30,6 +32,7 @@
 mod ahead;
 mod direct;
 mod disk_events;
+mod elsewhere;
 mod fill;
 mod findings;
 mod group;
@@ -47,6 +50,7 @@ mod plan;
 mod pull;
 mod read;
 mod reader;
+mod refusal;
 mod retry;
 mod s3fifo;
 mod serve;
@@ -61,6 +65,7 @@ use std::time::Duration;
 
 use ahead::Ahead;
 use direct::Directs;
+use elsewhere::Elsewhere;
 use fill::{FillKey, Fills};
 use findings::Findings;
 use group::{Group, Reach};
@@ -76,6 +81,7 @@ use plan::Ask;
 use pull::{PullKey, Pulls};
 use read::Read;
 use reader::Lanes;
+use refusal::Refusals;
 use serve::Serving;
 use takeover::Takes;
 use timers::{Due, Timers};
@@ -134,6 +140,9 @@ pub struct CoreConfig {
     pub negative_ttl: Duration,
     /// `--stale-max`: how old an answer to a question for a name may be that is given while the origin does not answer.
     pub stale_max: Duration,
+    /// Where its origin is, as [`crate::identity::Bucket::endpoint`] spells it: what peers ask of another is declined.
+    /// None: it is asked for everything.
+    pub endpoint: Option<Arc<str>>,
     /// This core's part of `--origin-limit`, bytes per second of GETs; none: no limit.
     pub origin_limit: Option<u64>,
     /// This core's part of `--peer-limit`, bytes per second asked of other members, and as many given to them.
@@ -206,6 +215,8 @@ pub struct Core<P: Platform> {
     lookups: Lookups,
     findings: Findings,
     outages: Outages,
+    refusals: Refusals,
+    elsewhere: Elsewhere,
     jobs: Jobs,
     handover: Handover,
     takes: Takes,
@@ -261,6 +272,8 @@ impl<P: Platform> Core<P> {
             lookups: Lookups::default(),
             findings: Findings::default(),
             outages: Outages::default(),
+            refusals: Refusals::default(),
+            elsewhere: Elsewhere::default(),
             jobs: Jobs::default(),
             handover: Handover::default(),
             takes: Takes::default(),
@@ -380,6 +393,9 @@ impl<P: Platform> Core<P> {
         stats.disk = self.parts.disk.stats();
         stats.handover = self.handover_stats();
         stats.outage_ns = self.outages.longest(self.now).as_nanos() as u64;
+        let outage_error = || self.outages.last_error.clone();
+        stats.outage_error = (stats.outage_ns > 0).then(outage_error).flatten();
+        (stats.granted_ns, stats.refusal) = self.refusals.told(self.now);
         if let Some(device) = stats.disk.devices.first_mut() {
             device.fills_dropped += self.keeps_refused.0;
             device.dropped_bytes += self.keeps_refused.1;

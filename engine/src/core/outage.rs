@@ -72,6 +72,8 @@ pub(super) struct Outages {
     origins: BTreeMap<Arc<Bucket>, Health>,
     /// A timer for probes is set.
     is_probing: bool,
+    /// How an attempt failed last.
+    pub last_error: Option<Box<str>>,
 }
 
 impl Outages {
@@ -195,7 +197,12 @@ impl<P: Platform> Core<P> {
         }
         let bucket = question.bucket();
         self.stats.outages += 1;
-        tracing::warn!(%bucket,
+        let error = self
+            .outages
+            .last_error
+            .as_deref()
+            .unwrap_or("it says nothing");
+        tracing::warn!(%bucket, error,
             "the origin does not answer: until it does, what is cached is served, and names are answered as last known");
         if !std::mem::replace(&mut self.outages.is_probing, true) {
             self.timers.set(now + PROBE_EVERY, Due::Probe);

@@ -304,7 +304,7 @@ impl<P: Platform> Core<P> {
             let status = FetchStatus::Failed(PeerFailure::Invalid);
             return self.answer_peer(handle, status, None);
         }
-        let (reach, otherwise) = self.within_reach(&object, reach, otherwise);
+        let (reach, otherwise) = self.within_reach(peer, &object, reach, otherwise);
         self.serving.reads += 1;
         let reader = PeerReader {
             handle,
@@ -319,7 +319,8 @@ impl<P: Platform> Core<P> {
 
     /// How far a peer's request goes for an object, and what it is told when that is not far enough.
     fn within_reach(
-        &self,
+        &mut self,
+        peer: PeerId,
         object: &ObjectVersion,
         reach: Reach,
         otherwise: FetchStatus,
@@ -328,6 +329,11 @@ impl<P: Platform> Core<P> {
             (Reach::Here, _) => (reach, otherwise),
             // Without its name nothing can be brought; what is here can be given.
             (_, false) => (Reach::Here, otherwise),
+            // What is here has the right identity; what is not cannot be had from this origin.
+            _ if !self.is_origin_of(&object.bucket) => {
+                self.note_elsewhere(peer, &object.bucket);
+                (Reach::Here, FetchStatus::Failed(PeerFailure::Elsewhere))
+            }
             // Another member may reach the origin: the asker is not to wait here.
             _ if self.outages.is_known(&object.bucket) => {
                 (Reach::Here, FetchStatus::Failed(SILENT_ORIGIN))

@@ -100,6 +100,8 @@ pub enum PeerFailure {
     Shutdown,
     /// It does not understand the request.
     Invalid,
+    /// Its origin is at another endpoint than what was asked for: it has nothing to say of that.
+    Elsewhere,
 }
 
 impl PeerFailure {

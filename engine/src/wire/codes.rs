@@ -66,6 +66,7 @@ pub(super) fn failure_codes(failure: PeerFailure) -> (u8, u8) {
         PeerFailure::Deadline => (3, 0),
         PeerFailure::Shutdown => (4, 0),
         PeerFailure::Invalid => (5, 0),
+        PeerFailure::Elsewhere => (6, 0),
     }
 }
 
@@ -76,6 +77,7 @@ pub(super) fn failure(code: u8, kind: u8) -> Result<PeerFailure, WireError> {
         (3, 0) => Ok(PeerFailure::Deadline),
         (4, 0) => Ok(PeerFailure::Shutdown),
         (5, 0) => Ok(PeerFailure::Invalid),
+        (6, 0) => Ok(PeerFailure::Elsewhere),
         _ => Err(WireError::Unknown("failure")),
     }
 }

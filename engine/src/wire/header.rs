@@ -318,6 +318,7 @@ mod tests {
             FetchStatus::Failed(PeerFailure::Deadline),
             FetchStatus::Failed(PeerFailure::Shutdown),
             FetchStatus::Failed(PeerFailure::Invalid),
+            FetchStatus::Failed(PeerFailure::Elsewhere),
         ]
         .map(|status| {
             let bytes = status == FetchStatus::Bytes;

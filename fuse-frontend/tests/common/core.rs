@@ -244,6 +244,7 @@ impl<R: Reply> RealEngine<R> {
                     attr_ttl: Duration::from_secs(1),
                     stale_max: Duration::MAX,
                     negative_ttl: Duration::from_secs(1),
+                    endpoint: None,
                     origin_limit: None,
                     peer_limit: None,
                 };

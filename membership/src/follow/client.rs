@@ -133,9 +133,12 @@ impl<C: Connect> Asker<C> {
                     Err(error) => error.to_string(),
                 };
                 tracing::debug!("view from {address}: {error}");
+                // Some errors name the address already.
+                let at = format!("{address}: ");
+                let error = error.strip_prefix(&at).unwrap_or(&error);
                 *self.status.lock() = FollowerStatus {
                     asking: None,
-                    error: Some(format!("{address}: {error}")),
+                    error: Some(format!("{at}{error}")),
                 };
                 if self.views.newest().map(|view| view.fingerprint) != before {
                     // It told us of others: begin with those.

@@ -223,6 +223,7 @@ pub(super) fn seat(
         attr_ttl: ATTR_TTL,
         stale_max: Duration::MAX,
         negative_ttl: ATTR_TTL,
+        endpoint: None,
         origin_limit: None,
         peer_limit: None,
     };

@@ -2,6 +2,7 @@
 
 mod cache;
 mod cat;
+mod credentials;
 mod disk;
 mod doctor;
 mod errors;

@@ -11,6 +11,7 @@ mod commands;
 mod disks;
 mod leaving;
 mod names;
+mod origins;
 mod owners;
 mod partitions;
 mod pressure;

@@ -182,6 +182,7 @@ impl Newer {
                 cores: 1,
                 addresses: vec![address],
                 version: "99.0".into(),
+                endpoint: String::new(),
             },
             seeds: vec![cluster.address("a").parse().unwrap()],
             port_default: 7440,

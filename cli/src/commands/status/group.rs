@@ -37,8 +37,15 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     if let Some(member) = group.asking {
         rows.push(("views from", member.to_string()));
     }
-    if let Some(error) = &group.asking_error {
-        rows.push(("views from", format!("nobody: {error}")));
+    for warning in group.unled().into_iter().chain(group.elsewhere()) {
+        rows.push(("warning", warning));
+    }
+    if group.asked_elsewhere > 0 {
+        let text = format!(
+            "{} questions of other nodes were for another S3 endpoint than {}: the log names them",
+            group.asked_elsewhere, group.endpoint
+        );
+        rows.push(("warning", text));
     }
     if let Some(alone) = &group.alone {
         rows.push(("warning", alone.to_string()));
@@ -66,10 +73,14 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
         rows.push(("drain", text));
     }
     for seed in &group.seeds {
+        let addresses = match seed.addresses {
+            1 => "1 address".into(),
+            n => format!("{n} addresses"),
+        };
         let found = match (&seed.error, seed.addresses) {
-            (Some(error), _) => error.clone(),
-            (None, 1) => "1 address".into(),
-            (None, n) => format!("{n} addresses"),
+            (Some(error), 0) => error.clone(),
+            (Some(error), _) => format!("{addresses}; {error}"),
+            (None, _) => addresses,
         };
         rows.push(("peers", format!("{}: {found}", seed.seed)));
     }

@@ -310,6 +310,8 @@ impl<P: Platform> Core<P> {
                 OriginErrorKind::Unavailable | OriginErrorKind::Timeout => {
                     self.ask_again(key, Others::offered);
                 }
+                // What it is refused another may be given.
+                kind if kind.is_of_asker() => self.ask_again(key, Others::pass_over),
                 kind if kind.is_transient() => self.owner_failed(now, key, error.clone()),
                 OriginErrorKind::NotFound if is_too_old => self.ask_again(key, Others::offered),
                 _ => self.settle(key, told),

@@ -129,6 +129,10 @@ impl<P: Platform> Core<P> {
         if matches!(sign, Sign::Answers) {
             self.origin_answered(now, question.bucket());
         }
+        self.note_answer(now, result.as_ref().map(drop));
+        if let (Sign::Silent, Err(error)) = (&sign, &result) {
+            self.outages.last_error = Some(error.to_string().into());
+        }
         let told = Told { result, at };
         let lifetimes = match self.group.view() {
             Some(_) => Lifetimes {

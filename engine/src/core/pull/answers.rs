@@ -113,6 +113,11 @@ impl<P: Platform> Core<P> {
             FetchStatus::Busy | FetchStatus::Failed(PeerFailure::Deadline) => {
                 return self.back_off_pull(now, key);
             }
+            // What it is refused, or has no way to, another may be given.
+            FetchStatus::Failed(PeerFailure::Elsewhere) => return self.next_step(key, true),
+            FetchStatus::Failed(PeerFailure::Origin(kind)) if kind.is_of_asker() => {
+                return self.next_step(key, true);
+            }
             FetchStatus::Failed(PeerFailure::Origin(kind)) if !kind.is_transient() => {
                 let error = owners_error(pull, kind);
                 return self.abandon_pull(key, &error);

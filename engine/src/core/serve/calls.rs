@@ -33,6 +33,9 @@ impl<P: Platform> Core<P> {
                 max_age_ms,
             }) => {
                 let question = Question::Head(bucket, key);
+                if !self.is_origin_of(question.bucket()) {
+                    return self.decline_elsewhere(asker, handle, question.bucket());
+                }
                 return self.accept_question(now, question, max_age_ms, deadline, peer);
             }
             Ok(Call::List {
@@ -40,6 +43,9 @@ impl<P: Platform> Core<P> {
                 max_age_ms,
             }) => {
                 let question = Question::List(request);
+                if !self.is_origin_of(question.bucket()) {
+                    return self.decline_elsewhere(asker, handle, question.bucket());
+                }
                 return self.accept_question(now, question, max_age_ms, deadline, peer);
             }
             Ok(Call::Range {
@@ -48,6 +54,9 @@ impl<P: Platform> Core<P> {
                 offset,
                 len_bytes,
             }) => {
+                if work == RangeWork::Warm && !self.is_origin_of(&object.bucket) {
+                    return self.decline_elsewhere(asker, handle, &object.bucket);
+                }
                 if work == RangeWork::Warm {
                     self.serving.names.learn(object.clone());
                 }

@@ -277,6 +277,72 @@ fn a_silent_owner_is_stood_in_for_and_the_origin_comes_last() {
     assert_eq!(bench.core.lookups.len(), 0);
 }
 
+/// A bucket of one name holds other objects there.
+#[test]
+fn what_is_at_another_endpoint_is_declined_and_the_asker_goes_on_to_its_own() {
+    let elsewhere = FetchStatus::Failed(PeerFailure::Elsewhere);
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    bench.core.config.endpoint = Some("http://another".into());
+    let key = bench.key_of(&view, ME);
+    let head = bench.head_call(&key, 1_000);
+    let list = Call::List {
+        request: bench.listing(&key, None),
+        max_age_ms: 1_000,
+    };
+    for (handle, call) in [(1, head.clone()), (2, list)] {
+        bench.call(handle, &call, 65_536);
+        assert_eq!(bench.told(), (handle, elsewhere, None));
+    }
+    bench.origin_is_not_asked();
+    assert_eq!(bench.core.stats().elsewhere, 2);
+    bench.core.config.endpoint = Some(bench.object.bucket.endpoint.as_str().into());
+    bench.call(3, &head, 65_536);
+    bench.answer_head(Ok(meta(&key)));
+    assert_eq!(bench.call_told(), head_answer(Ok(meta(&key)), 0));
+
+    let (ranks, key) = foreign_key(&view);
+    let heads = bench.head(&key);
+    for peer in &ranks {
+        let Question { to, tag, lease, .. } = bench.question();
+        assert_eq!(to, *peer);
+        bench.end(tag, lease, Ok(elsewhere), Vec::new());
+    }
+    bench.answer_head(Ok(meta(&key)));
+    assert_eq!(results(&heads), [Ok(meta(&key))]);
+}
+
+/// Its credentials may be wrong, and those of others right.
+#[test]
+fn what_a_member_is_refused_is_asked_of_others_and_the_last_word_is_this_nodes() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let (ranks, key) = foreign_key(&view);
+    let denied = head_answer(Err(OriginErrorKind::Denied), 0);
+    let heads = bench.head(&key);
+    let question = bench.question();
+    assert_eq!(question.to, ranks[0]);
+    bench.say(question, &denied);
+    let question = bench.question();
+    assert_eq!(question.to, ranks[1]);
+    bench.say(question, &head_answer(Ok(meta(&key)), 0));
+    assert_eq!(results(&heads), [Ok(meta(&key))]);
+    bench.origin_is_not_asked();
+
+    let heads = bench.head_within(&key, Duration::ZERO);
+    for _ in &ranks {
+        let question = bench.question();
+        bench.say(question, &denied);
+    }
+    assert!(bench.core.stats().refusal.is_none());
+    let error = OriginError::new(OriginErrorKind::Denied, "scripted");
+    bench.answer_head(Err(error));
+    assert_eq!(results(&heads), [Err(OriginErrorKind::Denied)]);
+    let stats = bench.core.stats();
+    let refusal = stats.standing_refusal().expect("this node is refused");
+    assert!(refusal.error.contains("scripted"), "{refusal:?}");
+}
+
 #[test]
 fn a_stand_in_asks_the_origin_and_remembers_as_the_owner_would() {
     let view = everyone();

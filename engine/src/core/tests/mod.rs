@@ -204,6 +204,7 @@ impl Bench {
             attr_ttl: Duration::from_secs(1),
             negative_ttl: Duration::from_secs(1),
             stale_max: Duration::MAX,
+            endpoint: None,
             origin_limit: None,
             peer_limit: None,
         };

@@ -35,6 +35,70 @@ fn an_owner_that_is_cut_off_sends_askers_on_at_once_and_gives_what_it_has() {
 }
 
 #[test]
+fn bytes_of_an_owner_that_is_refused_or_reads_elsewhere_come_from_others() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let slot = |at: u64| crate::identity::Slot::of_stripe(bench.object.id, at);
+    let mut stripes = (0..64).map(|n| n * crate::limits::STRIPE_BYTES as u64);
+    let of_others = |at: &u64| view.ranked(slot(*at)).all(|member| member.id != ME);
+    let at = stripes.find(of_others).expect("one of 64");
+    let ranks: Vec<PeerId> = view.ranked(slot(at)).map(|member| member.id).collect();
+    for (n, failure) in [
+        PeerFailure::Origin(OriginErrorKind::Denied),
+        PeerFailure::Origin(OriginErrorKind::WrongRegion),
+        PeerFailure::Elsewhere,
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let at = at + n as u64 * MIB;
+        let outcome = bench.read(at, MIB, 0);
+        bench.turn();
+        for rank in &ranks[..ranks.len() - 1] {
+            let asked = bench.asked();
+            assert_eq!(asked.to, *rank);
+            bench.refuse(asked, Ok(FetchStatus::Failed(failure)));
+        }
+        let asked = bench.asked();
+        bench.give(asked, false);
+        expect_bytes(&outcome, at, MIB);
+    }
+    // Refused here too, it is told.
+    let at = at + 3 * MIB;
+    let outcome = bench.read(at, MIB, 0);
+    bench.turn();
+    for _ in &ranks {
+        let asked = bench.asked();
+        let denied = PeerFailure::Origin(OriginErrorKind::Denied);
+        bench.refuse(asked, Ok(FetchStatus::Failed(denied)));
+    }
+    bench.fail(OriginErrorKind::Denied, 0);
+    let outcome = outcome.lock();
+    assert!(
+        matches!(&outcome[..], [Err(ReadError::Origin(error))] if error.kind == OriginErrorKind::Denied),
+        "{outcome:?}"
+    );
+}
+
+#[test]
+fn an_owner_gives_what_it_has_of_another_endpoint_and_fetches_nothing() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let at = bench.stripe_of(&view, ME, 0);
+    bench.describe();
+    bench.ask(1, bench.request(at, MIB));
+    bench.serve();
+    assert_eq!(bench.told().1, FetchStatus::Bytes);
+    bench.core.config.endpoint = Some("http://another".into());
+    bench.ask(2, bench.request(at, MIB));
+    assert_eq!(bench.told().1, FetchStatus::Bytes);
+    bench.ask(3, bench.request(at + MIB, MIB));
+    let elsewhere = FetchStatus::Failed(PeerFailure::Elsewhere);
+    assert_eq!(bench.told(), (3, elsewhere, None));
+    assert_eq!(bench.gets(), []);
+}
+
+#[test]
 fn readers_of_an_owner_that_is_cut_off_get_their_bytes_from_those_that_stand_for_it() {
     let (mut bench, view) = Bench::cut_off();
     let at = bench.stripe_of(&view, ME, 0);
