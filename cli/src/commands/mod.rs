@@ -126,6 +126,17 @@ pub(crate) fn choose_member_or_mount(name: Option<&Path>) -> Result<(ControlClie
     }
 }
 
+/// The same; what is no member's name is a mount point.
+///
+/// # Errors
+/// When there is none, or more than one to choose from.
+pub(crate) fn choose_named(name: Option<&Path>) -> Result<(ControlClient, StatusReport)> {
+    match choose_member_or_mount(name) {
+        Err(error) if error.is::<NotThere>() => choose(name),
+        found => found,
+    }
+}
+
 fn listing(what: &str, daemons: &[(ControlClient, StatusReport)]) -> String {
     let names: Vec<String> = daemons.iter().map(|(_, status)| status.name()).collect();
     format!(

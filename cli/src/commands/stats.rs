@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use super::choose;
+use super::choose_named;
 use crate::args::StatsArgs;
 use crate::control::client::ControlClient;
 use crate::control::disk_report::DeviceCounts;
@@ -22,7 +22,7 @@ const LINES_PER_HEADER: usize = 20;
 /// # Errors
 /// When the mount is not there or does not answer.
 pub fn run(args: &StatsArgs) -> Result<()> {
-    let (client, status) = choose(args.mount_point.as_deref())?;
+    let (client, status) = choose_named(args.mount_point.as_deref())?;
     if args.group {
         let stats = client.group_stats()?.with_context(|| {
             format!(

@@ -6,15 +6,15 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::choose;
+use super::choose_named;
 use crate::args::StatusArgs;
 use crate::control::client::living;
 use crate::control::disk_report::DiskStatus;
-use crate::control::report::StatusReport;
-use crate::control::sockets::checked_runtime_dir;
+use crate::control::report::{RefusalStatus, StatusReport};
+use crate::control::sockets::{checked_runtime_dir, dirs_of_others, socket_path};
 use crate::mounts::{Life, MountEntry, life, mount_table};
 use crate::output::{json, print, table};
 use crate::units::{Bytes, show_duration};
@@ -51,7 +51,7 @@ impl Listed {
 /// When the named mount is not there or does not answer.
 pub fn run(args: &StatusArgs) -> Result<()> {
     if let Some(path) = &args.mount_point {
-        let (_, status) = choose(Some(path))?;
+        let (_, status) = choose_named(Some(path))?;
         let text = match args.json {
             true => json(&Listed::answering(status), true)?,
             false => details(&status),
@@ -65,7 +65,46 @@ pub fn run(args: &StatusArgs) -> Result<()> {
         (false, [Listed::Mounted(status) | Listed::Serving(status)]) => details(status),
         (false, _) => overview(&mounts),
     };
-    print(&text).map(drop)
+    print(&text)?;
+    note_others(&mounts);
+    let dir = checked_runtime_dir()?;
+    let is_broken = |mount: &&Listed| match mount {
+        // What a daemon left here: of those of other directories it is not sure.
+        Listed::NoAnswer {
+            life: Life::Killed | Life::Hangs,
+            mount_point,
+            ..
+        } => socket_path(&dir, mount_point).exists(),
+        _ => false,
+    };
+    match mounts.iter().filter(is_broken).count() {
+        0 => Ok(()),
+        1 => bail!("one of the mounts does not work: see STATE"),
+        n => bail!("{n} of the mounts do not work: see STATE"),
+    }
+}
+
+/// Daemons of other users are asked by those: where they are.
+fn note_others(mounts: &[Listed]) {
+    let is_unknown = |mount: &Listed| {
+        matches!(
+            mount,
+            Listed::NoAnswer {
+                life: Life::Alive | Life::Unknown,
+                ..
+            }
+        )
+    };
+    if !mounts.is_empty() && !mounts.iter().any(is_unknown) {
+        return;
+    }
+    for dir in dirs_of_others() {
+        eprintln!(
+            "forebay: another user has daemons at {}: ask as that user, with FOREBAY_RUNTIME_DIR={}",
+            dir.display(),
+            dir.display()
+        );
+    }
 }
 
 fn list() -> Result<Vec<Listed>> {
@@ -163,9 +202,21 @@ fn disk_summary(disks: &[DiskStatus]) -> String {
 
 fn outage_line(status: &StatusReport) -> String {
     let span = Duration::try_from_secs_f64(status.s3_silent_seconds).unwrap_or_default();
+    let why = status.s3_error.as_ref().map(|error| format!(" ({error})"));
     format!(
-        "has not answered for {}: what is cached is served, names as last known",
-        show_duration(span)
+        "has not answered for {}{}: what is cached is served, names as last known",
+        show_duration(span),
+        why.unwrap_or_default()
+    )
+}
+
+fn refusal_line(refusal: &RefusalStatus) -> String {
+    let span = |seconds| show_duration(Duration::try_from_secs_f64(seconds).unwrap_or_default());
+    format!(
+        "refuses this node for {}, last {} ago: {}",
+        span(refusal.since_seconds),
+        span(refusal.last_seconds),
+        refusal.error
     )
 }
 
@@ -280,9 +331,12 @@ fn details(status: &StatusReport) -> String {
     let misplaced = misplaced.filter(|trouble| !trouble.is_empty());
     let disks = disks.chain(misplaced.map(|trouble| ("warning", trouble)));
     let outage = (status.s3_silent_seconds > 0.0).then(|| ("S3", outage_line(status)));
+    let refusal = status.s3_refusal.as_ref();
+    let refusal = refusal.map(|refusal| ("S3", refusal_line(refusal)));
     let rows: Vec<Vec<String>> = rows
         .into_iter()
         .chain(outage)
+        .chain(refusal)
         .chain(disks)
         .chain(status.group.iter().flat_map(group::rows))
         .map(|(name, value)| vec![name.to_owned(), value])
@@ -370,6 +424,17 @@ mod tests {
         };
         let text = details(&silent);
         assert!(text.contains("has not answered for 12.0 s"), "{text}");
+        let refused = StatusReport {
+            s3_refusal: Some(RefusalStatus {
+                since_seconds: 12.0,
+                last_seconds: 1.0,
+                error: "HTTP 403".into(),
+            }),
+            ..status()
+        };
+        let text = details(&refused);
+        assert!(text.contains("refuses this node for 12.0 s"), "{text}");
+        assert!(text.contains("HTTP 403"), "{text}");
     }
 
     #[test]

@@ -49,9 +49,17 @@ pub fn checked_runtime_dir() -> Result<PathBuf> {
 fn check_runtime_dir(dir: &Path) -> Result<()> {
     let meta =
         fs::symlink_metadata(dir).with_context(|| format!("cannot look at {}", dir.display()))?;
-    if !meta.is_dir() || meta.uid() != rustix::process::geteuid().as_raw() {
+    if !meta.is_dir() {
         bail!(
-            "{} is not a directory of this user: remove it, or set FOREBAY_RUNTIME_DIR",
+            "{} is no directory: set FOREBAY_RUNTIME_DIR to one of this user's",
+            dir.display()
+        );
+    }
+    let (owner, user) = (meta.uid(), rustix::process::geteuid().as_raw());
+    if owner != user {
+        bail!(
+            "{} is user {owner}'s: ask that user's daemons as that user (`setpriv --reuid {owner} --clear-groups`, or \
+             sudo), or set FOREBAY_RUNTIME_DIR to a directory of user {user}",
             dir.display()
         );
     }
@@ -62,6 +70,32 @@ fn check_runtime_dir(dir: &Path) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// Directories of other users' sockets, where they are without `FOREBAY_RUNTIME_DIR`, as far as this user may look.
+pub fn dirs_of_others() -> Vec<PathBuf> {
+    let below = |dir: &str| {
+        let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+        entries.map(|entry| entry.path()).collect::<Vec<_>>()
+    };
+    let in_tmp = below("/tmp").into_iter().filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("forebay-"))
+    });
+    let of_sessions = below("/run/user")
+        .into_iter()
+        .map(|dir| dir.join("forebay"));
+    let of_services = below("/run").into_iter().filter(|path| {
+        let name = path.file_name().and_then(|name| name.to_str());
+        name.is_some_and(|name| name.starts_with("forebay"))
+    });
+    let own = rustix::process::geteuid().as_raw();
+    let all = in_tmp.chain(of_sessions).chain(of_services);
+    all.filter(|dir| {
+        let meta = fs::symlink_metadata(dir);
+        meta.is_ok_and(|meta| meta.is_dir() && meta.uid() != own) && !sockets(dir).is_empty()
+    })
+    .collect()
 }
 
 /// Makes the directory, for this user alone, or checks that it is so.

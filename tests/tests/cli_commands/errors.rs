@@ -104,6 +104,59 @@ fn origins_that_cannot_be_used() {
 }
 
 #[test]
+fn a_prefix_without_any_object_is_mounted_with_a_warning() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put("bucket", "datasets/a", "bytes");
+    let path = place.dir("m");
+    for (source, warned) in [
+        ("s3://bucket/datsets", true),
+        ("s3://bucket/datasets", false),
+    ] {
+        let mounted = place.run(&["mount", source, "m"]).ok();
+        let said = mounted
+            .stderr
+            .contains(&format!("no object is below {source}"));
+        assert_eq!(said, warned, "{}", mounted.stderr);
+        place.run(&["umount", "m"]).ok();
+        place.assert_clean(&path);
+    }
+}
+
+#[test]
+fn a_cache_that_one_may_not_look_at_is_not_called_missing() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::process::CommandExt;
+    let place = Place::new();
+    let cache = place.dir("cache");
+    let closed = place.dir("cache/g");
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+    let args = [
+        "cache",
+        "inspect",
+        cache.to_str().unwrap(),
+        "--cache-group",
+        "g",
+    ];
+    let mut command = place.command(&args);
+    if rustix::process::geteuid().is_root() {
+        let open = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(cache.parent().unwrap(), open).unwrap();
+        command.uid(65_534).gid(65_534);
+    }
+    let ended = Running::start(&mut command).wait(COMMAND_TIMEOUT);
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o700)).unwrap();
+    let ended = ended.failed(&["Permission denied"]);
+    assert!(
+        !ended.stderr.contains("there is no cache"),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[test]
 fn a_first_key_that_xml_cannot_hold() {
     if !have_fuse() {
         return;

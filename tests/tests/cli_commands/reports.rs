@@ -100,7 +100,8 @@ fn one_of_several_mounts_has_to_be_named() {
         "{table}"
     );
     place.kill(&paths[0]);
-    let table = place.run(&["status"]).ok().text();
+    let ended = place.run(&["status"]).failed(&["does not work"]);
+    let table = ended.text();
     assert!(table.contains("killed"), "{table}");
     place
         .run(&["stats", "m1"])

@@ -6,6 +6,7 @@ mod progress;
 mod verify;
 
 use std::fs;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -43,9 +44,17 @@ fn find(dir: &CacheDir, args: &NodeArgs) -> Result<Place> {
         return Ok(Place::Directory(path.clone()));
     }
     let place = Place::of(dir, &args.owner())?;
-    match &place {
-        Place::Directory(own) if !own.join(LOG_FILE).exists() => {}
-        _ => return Ok(place),
+    let Place::Directory(own) = &place else {
+        return Ok(place);
+    };
+    let log = own.join(LOG_FILE);
+    match fs::metadata(&log) {
+        Ok(_) => return Ok(place),
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => bail!(
+            "cannot look for a cache at {}: {error}; ask as the user whose daemons use it, or as root",
+            log.display()
+        ),
+        Err(_) => {}
     }
     let mut others = node_dirs(path);
     match others.len() {
