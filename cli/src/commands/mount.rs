@@ -100,18 +100,7 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     let group = group.transpose()?;
     let cache = open_cache(args, &place, &config, &ends)?;
     let assembly = Assembly::<FuseReply>::start(config, &serving.origin, cache, group)?;
-    let (origin, source) = (assembly.origin.clone(), args.source.clone());
-    let has_keys = beside(&ends, move || {
-        origin.has_keys(&source.bucket, &source.prefix)
-    })??;
-    if !has_keys && !args.source.prefix.is_empty() {
-        let text = format!(
-            "no object is below {}: is the prefix right? The mount is empty until there is one",
-            args.source
-        );
-        tracing::warn!("{text}");
-        caller.repeat(&format!("warning: {text}"));
-    }
+    check_source(args, &assembly, &ends, caller)?;
     beside(&ends, assembly.joining())??;
     warn_of_seeds(&assembly, &ends, caller)?;
 
@@ -155,6 +144,28 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
     drop(served);
     runtime.shutdown_timeout(Duration::from_millis(100));
     outcome.and(stopped)
+}
+
+/// Looks at the source once, so that wrong credentials and typing errors are found now.
+fn check_source(
+    args: &MountArgs,
+    assembly: &Assembly<FuseReply>,
+    ends: &mpsc::Receiver<End>,
+    caller: &Caller,
+) -> Result<()> {
+    let (origin, source) = (assembly.origin.clone(), args.source.clone());
+    let has_keys = beside(ends, move || {
+        origin.has_keys(&source.bucket, &source.prefix)
+    })??;
+    if !has_keys && !args.source.prefix.is_empty() {
+        let text = format!(
+            "no object is below {}: is the prefix right? The mount is empty until there is one",
+            args.source
+        );
+        tracing::warn!("{text}");
+        caller.repeat(&format!("warning: {text}"));
+    }
+    Ok(())
 }
 
 /// The mount ends in the midst of a drain: what is left is said.

@@ -210,6 +210,13 @@ fn outage_line(status: &StatusReport) -> String {
     )
 }
 
+/// What is wrong with S3.
+fn s3_lines(status: &StatusReport) -> impl Iterator<Item = String> + '_ {
+    let outage = (status.s3_silent_seconds > 0.0).then(|| outage_line(status));
+    let refusal = status.s3_refusal.as_ref().map(refusal_line);
+    outage.into_iter().chain(refusal)
+}
+
 fn refusal_line(refusal: &RefusalStatus) -> String {
     let span = |seconds| show_duration(Duration::try_from_secs_f64(seconds).unwrap_or_default());
     format!(
@@ -330,13 +337,9 @@ fn details(status: &StatusReport) -> String {
     let misplaced = status.disks.iter().map(|disk| disk.misplaced.clone());
     let misplaced = misplaced.filter(|trouble| !trouble.is_empty());
     let disks = disks.chain(misplaced.map(|trouble| ("warning", trouble)));
-    let outage = (status.s3_silent_seconds > 0.0).then(|| ("S3", outage_line(status)));
-    let refusal = status.s3_refusal.as_ref();
-    let refusal = refusal.map(|refusal| ("S3", refusal_line(refusal)));
     let rows: Vec<Vec<String>> = rows
         .into_iter()
-        .chain(outage)
-        .chain(refusal)
+        .chain(s3_lines(status).map(|line| ("S3", line)))
         .chain(disks)
         .chain(status.group.iter().flat_map(group::rows))
         .map(|(name, value)| vec![name.to_owned(), value])

@@ -37,22 +37,8 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     if let Some(member) = group.asking {
         rows.push(("views from", member.to_string()));
     }
-    for warning in group.unled().into_iter().chain(group.elsewhere()) {
-        rows.push(("warning", warning));
-    }
-    if group.asked_elsewhere > 0 {
-        let text = format!(
-            "{} questions of other nodes were for another S3 endpoint than {}: the log names them",
-            group.asked_elsewhere, group.endpoint
-        );
-        rows.push(("warning", text));
-    }
-    if let Some(alone) = &group.alone {
-        rows.push(("warning", alone.to_string()));
-    }
-    if let Some(out) = &group.disks_out {
-        rows.push(("warning", out.to_string()));
-    }
+    let warnings = warnings(group).into_iter();
+    rows.extend(warnings.map(|warning| ("warning", warning)));
     if let Some(drain) = &group.drain {
         let state = match drain.state {
             DrainState::None => "none",
@@ -97,6 +83,20 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
         }
     }
     rows
+}
+
+/// What is not as it should be.
+fn warnings(group: &GroupReport) -> Vec<String> {
+    let mut warnings: Vec<String> = group.unled().into_iter().chain(group.elsewhere()).collect();
+    if group.asked_elsewhere > 0 {
+        warnings.push(format!(
+            "{} questions of other nodes were for another S3 endpoint than {}: the log names them",
+            group.asked_elsewhere, group.endpoint
+        ));
+    }
+    warnings.extend(group.alone.as_ref().map(ToString::to_string));
+    warnings.extend(group.disks_out.as_ref().map(ToString::to_string));
+    warnings
 }
 
 /// Members and links, a line each.
