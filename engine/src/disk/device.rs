@@ -98,7 +98,9 @@ pub(super) struct Log<D: BlockDevice> {
     /// Of the last fill's block.
     pub last_queue: Option<(BlockId, Queue)>,
     pub allowance: Allowance,
+    /// What it could not read, and what it could not write or flush: one that only reads is of use.
     faults: Faults,
+    write_faults: Faults,
     pub state: DeviceState,
     pub stats: DeviceStats,
 }
@@ -157,6 +159,7 @@ impl<D: BlockDevice> Log<D> {
                 full: None,
             },
             faults: Faults::new(DEVICE_FAULTS_MAX, forgiven),
+            write_faults: Faults::new(DEVICE_FAULTS_MAX, forgiven),
             state: DeviceState::Recovering,
             stats: DeviceStats {
                 name: shared.name.clone(),
@@ -430,11 +433,13 @@ impl<D: BlockDevice> Log<D> {
             }
             DeviceError::Media | DeviceError::Write | DeviceError::Range => {}
         }
-        if self.faults.fault(now) {
-            self.retire(
-                tier,
-                format!("{DEVICE_FAULTS_MAX} faults in a short time, the last: {error}"),
-            );
+        let why = || format!("{DEVICE_FAULTS_MAX} faults in a short time, the last: {error}");
+        match error {
+            // What is on it may well be readable.
+            DeviceError::Write if self.write_faults.fault(now) => self.stop_writing(tier, why()),
+            DeviceError::Write => {}
+            _ if self.faults.fault(now) => self.retire(tier, why()),
+            _ => {}
         }
         self.stop_if_mostly_bad(tier);
     }

@@ -135,3 +135,25 @@ fn a_device_that_hangs_while_room_is_made_is_retired() {
         );
     }
 }
+
+#[test]
+fn a_device_whose_flushes_fail_is_read_and_not_written() {
+    let mut bench = Bench::new(1 << 20, 32);
+    for n in 0..40 {
+        bench.keep_block(block(n), 100_000);
+    }
+    bench.settle();
+    let mut n = 1_000;
+    while bench.disk.stats().devices[0].state == DeviceState::Serving {
+        bench.media.borrow_mut().flush_fails = true;
+        n += u64::from(bench.keep(block(n), 0, SUB_BLOCK_BYTES));
+        bench.turn();
+        bench.take_settled();
+        assert!(n < 20_000, "{:?}", bench.disk.stats());
+    }
+    let state = &bench.disk.stats().devices[0].state;
+    assert!(matches!(state, DeviceState::ReadOnly(_)), "{state:?}");
+    bench.media.borrow_mut().flush_fails = false;
+    let whole = (0..40).filter(|n| bench.is_whole(*n, 100_000)).count();
+    assert!(whole >= 36, "{whole} of 40 are left");
+}
