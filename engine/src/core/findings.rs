@@ -10,7 +10,7 @@ use std::time::Duration;
 use super::metadata::{Finding, Question};
 use crate::client::Told;
 use crate::errors::OriginErrorKind;
-use crate::limits::FINDINGS_BYTES_MAX;
+use crate::limits::{FINDINGS_BYTES_MAX, LIST_PAGE_ENTRIES};
 use crate::ports::{ListPage, Time};
 use crate::wire::call;
 
@@ -184,10 +184,10 @@ impl Findings {
     }
 }
 
-/// Whether a mount never asks for it: a page of a whole tree.
+/// Whether a mount never asks for it: a whole page of a tree's listing.
 fn is_passing(question: &Question) -> bool {
     match question {
-        Question::List(request) => !request.delimited && request.entries_max > 1,
+        Question::List(request) => !request.delimited && request.entries_max >= LIST_PAGE_ENTRIES,
         Question::Head(..) => false,
     }
 }
