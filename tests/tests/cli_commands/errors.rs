@@ -132,7 +132,7 @@ fn a_cache_that_one_may_not_look_at_is_not_called_missing() {
     let place = Place::new();
     let cache = place.dir("cache");
     let closed = place.dir("cache/g");
-    fs::set_permissions(&closed, fs::Permissions::from_mode(0)).unwrap();
+    fs::set_permissions(&closed, fs::Permissions::from_mode(0o000)).unwrap();
     let args = [
         "cache",
         "inspect",
