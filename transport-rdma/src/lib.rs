@@ -10,7 +10,7 @@
 //! | `error` | [`VerbsError`], [`PostError`] |
 //! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`ArenaRegion`], [`QueuePair`], [`Cm`]; all unsafe code, but for `rail`'s promise of who writes into an arena |
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
-//! | `rail`, `wire`, `connection` | what a core has of a device; one connection's queue pair and slots; its rules over those |
+//! | `rail`, `rails`, `wire`, `connection` | what a core has of a device, and of all of them; one connection's queue pair and slots; its rules over those |
 //! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
 //! | [`endpoint`] | a member's rails: starts, lets peers in, hands out transports |
 //! | `control`, `seat` | the thread that makes connections by rdma_cm, and what it and the cores tell each other |
@@ -76,6 +76,7 @@ mod linked;
 pub mod links;
 mod message;
 mod rail;
+mod rails;
 mod seat;
 pub mod serving;
 mod status;

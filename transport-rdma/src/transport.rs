@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 use std::mem;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use forebay_engine::ports::{
     TransportEvent, TransportOp,
 };
 use forebay_engine::ring::Doorbell;
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::asking::{Asking, Grant, is_valid};
 use crate::connection::{Connection, Ended, Side};
-use crate::limits::{COMPLETIONS_A_TURN, IDLE_FOR_ROOM_S, RECEIVES, REOPEN_PAUSE_MS};
+use crate::limits::{COMPLETIONS_A_TURN, IDLE_FOR_ROOM_S, RECEIVES};
 use crate::links::LinkRecord;
-use crate::rail::{Rail, RailConfig};
+use crate::rail::RailConfig;
+use crate::rails::{Rails, gone};
 use crate::serving::Serving;
 use crate::status::{Completion, WorkFault, WorkKind};
 use crate::wire::{ConnectionId, Wire, Work};
@@ -52,26 +52,7 @@ pub struct RdmaTransport {
     /// Where the core tells that it is about to sleep; without it, it always may.
     doorbell: Option<Arc<Doorbell>>,
     // After the connections, which are made from them.
-    rails: Vec<Place>,
-    verbs: Verbs,
-    arena: Mapping,
-    /// Readable when the channel of any rail is.
-    epoll: OwnedFd,
-}
-
-/// One of the core's devices, open or not.
-struct Place {
-    config: RailConfig,
-    rail: Option<Rail>,
-    /// When it was last tried to open it.
-    tried_at: Time,
-}
-
-impl Place {
-    /// The rail, unless it is to be closed.
-    fn usable(&self) -> Option<&Rail> {
-        self.rail.as_ref().filter(|rail| !rail.broken)
-    }
+    rails: Rails,
 }
 
 impl fmt::Debug for RdmaTransport {
@@ -96,16 +77,9 @@ impl RdmaTransport {
         credit_bytes: u32,
         clock: Box<dyn Clock>,
     ) -> Result<RdmaTransport, VerbsError> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| no_epoll(&error))?;
         let now = clock.now();
-        let mut transport = RdmaTransport {
-            rails: rails
-                .iter()
-                .map(|config| Place::closed(config, now))
-                .collect(),
-            verbs: *verbs,
-            arena: arena.clone(),
-            epoll,
+        Ok(RdmaTransport {
+            rails: Rails::open(verbs, rails, arena, now)?,
             ended: Vec::new(),
             doorbell: None,
             connections: BTreeMap::new(),
@@ -120,34 +94,7 @@ impl RdmaTransport {
             more: false,
             credit_bytes,
             clock,
-        };
-        let mut failed = None;
-        for at in 0..rails.len() {
-            if let Err(error) = transport.open(at) {
-                tracing::warn!("{error}");
-                failed = Some(error);
-            }
-        }
-        match failed {
-            Some(error) if transport.rails.iter().all(|place| place.rail.is_none()) => Err(error),
-            _ => Ok(transport),
-        }
-    }
-
-    fn open(&mut self, at: usize) -> Result<(), VerbsError> {
-        let place = &mut self.rails[at];
-        place.tried_at = self.clock.now();
-        let rail = Rail::open(&self.verbs, &place.config, &self.arena)?;
-        let flags = EventFlags::IN;
-        epoll::add(
-            &self.epoll,
-            &rail.channel,
-            EventData::new_u64(at as u64),
-            flags,
-        )
-        .map_err(|error| no_epoll(&error))?;
-        place.rail = Some(rail);
-        Ok(())
+        })
     }
 
     /// Completion queues are armed only while the core says at `doorbell` that it is about to sleep: one that spins or
@@ -210,7 +157,7 @@ impl RdmaTransport {
                 what: "it is closed, or in use: offer another".into(),
             });
         };
-        let rail = self.rails[connection.rail].usable();
+        let rail = self.rails.usable(connection.rail);
         let key = rail.map(|rail| rail.arena.remote_key()).ok_or_else(gone)?;
         let wire = &connection.wire;
         let connected = wire.connect(connect).and_then(|()| wire.let_write());
@@ -247,11 +194,7 @@ impl RdmaTransport {
     /// again when a connection wants it.
     pub fn lose(&mut self, device: &str) {
         self.now = self.clock.now();
-        let found = self
-            .rails
-            .iter()
-            .position(|place| place.config.device == device);
-        if let Some(at) = found {
+        if let Some(at) = self.rails.position(device) {
             self.give_up(at, &gone());
             self.close_rails();
         }
@@ -269,7 +212,7 @@ impl RdmaTransport {
 
     /// Readable when a completion came after [`Transport::poll`] had none: the core's thread waits for it too.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        self.epoll.as_fd()
+        self.rails.as_fd()
     }
 
     /// The rail by which a connection goes, a free number, and its queue pair.
@@ -279,24 +222,10 @@ impl RdmaTransport {
             object: format!("RDMA device {device} on this core"),
             what,
         };
-        let found = self
-            .rails
-            .iter()
-            .position(|place| place.config.device == device);
-        let Some(at) = found else {
+        let Some(at) = self.rails.position(device) else {
             return Err(unusable("it is none of this member's rails".into()));
         };
-        let now = self.clock.now();
-        let pause = Duration::from_millis(REOPEN_PAUSE_MS);
-        if self.rails[at].rail.is_none() && self.rails[at].tried_at + pause <= now {
-            self.open(at)?;
-            tracing::info!("RDMA device {device} is used again");
-        }
-        let Some(connections_max) = self.rails[at].usable().map(|rail| rail.connections_max) else {
-            return Err(unusable(
-                "it broke, or was removed; it will be opened again".into(),
-            ));
-        };
+        let connections_max = self.rails.wanted(at, self.clock.now())?.connections_max;
         let here = |connection: &Connection| connection.rail == at;
         let count = self
             .connections
@@ -313,7 +242,7 @@ impl RdmaTransport {
             id = id.after();
         }
         self.last_id = id;
-        let rail = self.rails[at].usable().ok_or_else(gone)?;
+        let rail = self.rails.usable(at).ok_or_else(gone)?;
         Ok((id, at, Wire::new(rail, id, prepare)?))
     }
 
@@ -342,7 +271,7 @@ impl RdmaTransport {
         let mut completions = mem::take(&mut self.completions);
         completions.clear();
         for at in 0..self.rails.len() {
-            if let Err(error) = self.look(at, &mut completions) {
+            if let Err(error) = self.rails.look(at, &mut completions) {
                 self.give_up(at, &error);
             }
         }
@@ -360,12 +289,9 @@ impl RdmaTransport {
 
     /// Nothing is told any more of work by a rail: its connections end.
     fn give_up(&mut self, at: usize, error: &VerbsError) {
-        let place = &mut self.rails[at];
-        let Some(rail) = place.rail.as_mut().filter(|rail| !rail.broken) else {
+        if !self.rails.give_up(at, error) {
             return;
-        };
-        tracing::error!("RDMA device {} is closed: {error}", place.config.device);
-        rail.broken = true;
+        }
         let all = self.connections.iter();
         let all: Vec<_> = all
             .filter(|(_, connection)| connection.rail == at)
@@ -378,21 +304,9 @@ impl RdmaTransport {
 
     /// Closes devices that are of no more use, once nothing is made from them any more.
     fn close_rails(&mut self) {
-        for (at, place) in self.rails.iter_mut().enumerate() {
-            let in_use = || self.connections.values().any(|other| other.rail == at);
-            if place.rail.as_ref().is_some_and(|rail| rail.broken) && !in_use() {
-                place.rail = None;
-                place.tried_at = self.now;
-            }
-        }
-    }
-
-    fn look(&self, at: usize, completions: &mut Vec<Completion>) -> Result<(), VerbsError> {
-        let Some(rail) = self.rails[at].usable() else {
-            return Ok(());
-        };
-        rail.queue.poll(|completion| completions.push(completion))?;
-        Ok(())
+        let connections = &self.connections;
+        let in_use = |at| connections.values().any(|other| other.rail == at);
+        self.rails.close(self.now, in_use);
     }
 
     fn completed(&mut self, completion: &Completion) {
@@ -467,7 +381,7 @@ impl RdmaTransport {
                 continue;
             }
             // Where it is to be closed, its connections have failed.
-            let Some(rail) = self.rails[connection.rail].usable() else {
+            let Some(rail) = self.rails.usable(connection.rail) else {
                 continue;
             };
             if let Err(why) = connection.flush(rail, self.now) {
@@ -523,25 +437,8 @@ impl RdmaTransport {
         }
         let mut again = false;
         for at in 0..self.rails.len() {
-            let Some(rail) = self.rails[at].rail.as_mut() else {
-                continue;
-            };
-            // Where nobody is connected nothing completes, and it costs no system call.
-            let unused = !rail.armed && self.connections.is_empty();
-            if rail.broken || unused {
-                continue;
-            }
-            let armed = rail.channel.take_events().and_then(|told| {
-                if rail.armed && told == 0 {
-                    return Ok(false);
-                }
-                rail.queue.arm().map(|()| true)
-            });
-            match armed {
-                Ok(armed) => {
-                    rail.armed = true;
-                    again |= armed;
-                }
+            match self.rails.arm(at, !self.connections.is_empty()) {
+                Ok(armed) => again |= armed,
                 Err(error) => {
                     self.give_up(at, &error);
                     again = true;
@@ -593,30 +490,6 @@ impl Drop for RdmaTransport {
                 mem::forget(left.side);
             }
         }
-    }
-}
-
-impl Place {
-    fn closed(config: &RailConfig, now: Time) -> Place {
-        Place {
-            config: config.clone(),
-            rail: None,
-            tried_at: now,
-        }
-    }
-}
-
-fn gone() -> VerbsError {
-    VerbsError::Unusable {
-        object: "this core's RDMA device".into(),
-        what: "it was removed".into(),
-    }
-}
-
-fn no_epoll(error: &dyn fmt::Display) -> VerbsError {
-    VerbsError::Unusable {
-        object: "an epoll descriptor for RDMA".into(),
-        what: format!("{error}; look at the limit on open files (ulimit -n)"),
     }
 }
 
@@ -725,8 +598,7 @@ impl Transport for RdmaTransport {
     }
 
     fn wake_at(&self) -> Time {
-        let mut rails = self.rails.iter().filter_map(Place::usable);
-        let blind = !self.connections.is_empty() && rails.any(|rail| !rail.armed);
+        let blind = !self.connections.is_empty() && self.rails.is_blind();
         if self.more || blind || !self.events.is_empty() || !self.dirty.is_empty() {
             return self.now;
         }
