@@ -25,6 +25,10 @@ pub const LINK_KEPT: Duration = Duration::from_secs(600);
 /// Marks the requests that came over queue pairs. Transports leave the highest bit of a handle alone.
 const OVER_VERBS: u64 = 1 << 63;
 
+const NOT_TRIED: &str = "not tried yet";
+/// Why a link takes TCP at first.
+pub const BEING_MADE: &str = "the queue pair is being made";
+
 /// Whether requests to a core can go over a queue pair.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
@@ -135,7 +139,7 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         let now = self.clock.now();
         self.sweep(now);
         let link = self.links.entry(to).or_insert_with(|| Link {
-            path: Path::Tcp("not tried yet".into()),
+            path: Path::Tcp(NOT_TRIED.into()),
             not_before: now,
             used_at: now,
         });
@@ -145,7 +149,11 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         }
         let path = match self.verbs.prepare(to) {
             Readiness::Ready => Path::Verbs,
-            Readiness::Connecting => Path::Tcp("the queue pair is being made".into()),
+            // What kept it on TCP before may do so again.
+            Readiness::Connecting => match &link.path {
+                Path::Tcp(why) if why != NOT_TRIED => Path::Tcp(why.clone()),
+                _ => Path::Tcp(BEING_MADE.into()),
+            },
             Readiness::Unavailable(why) => {
                 link.not_before = now + PROBE_PAUSE;
                 Path::Tcp(why)

@@ -21,6 +21,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use forebay_engine::limits::LOG_EVERY_S;
 use forebay_engine::ports::{PeerCore, Time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -83,11 +84,18 @@ pub(crate) struct Control {
     inviting: BTreeMap<(u16, PeerCore), Time>,
     making: BTreeMap<CmId, Making>,
     made: BTreeMap<CmId, Made>,
-    /// How often a link was tried since it was last up: each time by another pair of addresses.
+    /// How often a link was made or tried: each time by another pair of addresses, since one that could be made need not carry.
     attempts: BTreeMap<(u16, PeerCore), usize>,
     listening: Vec<Listening>,
     listen_at: Time,
+    /// Whether peers are told where: not of a node that only takes. It listens to hear of devices that go away.
+    serves: bool,
+    /// When a refusal was last said.
+    refused_at: Time,
 }
+
+/// Events that are taken before everything else has its turn.
+const EVENTS_A_TURN: usize = 256;
 
 /// Links whose attempts are counted.
 const ATTEMPTS_MAX: usize = 4_096;
@@ -95,7 +103,7 @@ const ATTEMPTS_MAX: usize = 4_096;
 impl Control {
     pub fn new(cm: Cm, shared: Arc<Shared>, invite: Invite, serves: bool) -> Control {
         let mut listening: Vec<Listening> = Vec::new();
-        for rail in shared.rails.iter().filter(|_| serves) {
+        for rail in &shared.rails {
             listening.push(Listening {
                 at: SocketAddr::new(rail.ip, 0),
                 now: None,
@@ -112,6 +120,8 @@ impl Control {
             attempts: BTreeMap::new(),
             listening,
             listen_at: Time(0),
+            serves,
+            refused_at: Time(0),
         }
     }
 
@@ -125,7 +135,8 @@ impl Control {
                 }
                 self.told(told);
             }
-            loop {
+            // Bounded: a flood of strangers must not keep this thread from what it is told.
+            for _ in 0..EVENTS_A_TURN {
                 match self.cm.next_event() {
                     Ok(Some(event)) => self.happened(event),
                     Ok(None) => break,
@@ -154,6 +165,12 @@ impl Control {
             match self.shared.next() {
                 Some(ToControl::Stop) => return,
                 Some(ToControl::Want { core, to }) => _ = self.inviting.insert((core, to), Time(0)),
+                Some(ToControl::Offered { core, offered, .. }) => {
+                    self.orphan(core, offered.map(|(id, _)| id));
+                }
+                Some(ToControl::Accepted { core, accepted, .. }) => {
+                    self.orphan(core, accepted.map(|(id, ..)| id));
+                }
                 Some(_) => {}
                 None => self.wait_for_word(),
             }
@@ -204,14 +221,19 @@ impl Control {
         for one in self.listening.iter_mut().filter(|one| one.now.is_none()) {
             match self.cm.listen(one.at, BACKLOG) {
                 Ok((id, at)) => {
-                    tracing::info!("RDMA: listening at {}", one.at.ip());
                     (one.now, one.told) = (Some(id), None);
-                    self.shared.listening.lock().push(at);
+                    if self.serves {
+                        tracing::info!("RDMA: listening at {}", one.at.ip());
+                        self.shared.listening.lock().push(at);
+                    }
                 }
                 Err(error) => {
                     let text = error.to_string();
                     if one.told.as_ref() != Some(&text) {
-                        tracing::warn!("RDMA: peers cannot reach {}: {text}", one.at.ip());
+                        tracing::warn!(
+                            "RDMA: no device can be used by {} now: {text}",
+                            one.at.ip()
+                        );
                         one.told = Some(text);
                     }
                 }
@@ -288,11 +310,11 @@ impl Control {
         };
         let begun = invited.and_then(|(session, offer)| {
             if self.attempts.len() >= ATTEMPTS_MAX {
-                self.attempts.clear();
+                self.attempts.pop_first();
             }
             let attempt = self.attempts.entry((core, to)).or_default();
             let (from, at) = way(&self.shared.rails, &offer.at, core, *attempt)
-                .ok_or("it has no address by RDMA")?;
+                .ok_or("it has no address by RDMA of a family that this node has")?;
             *attempt += 1;
             let by = self
                 .cm
@@ -356,7 +378,12 @@ impl Control {
         let (id, number, grant) = match accepted {
             Ok(accepted) => accepted,
             Err(why) => {
-                tracing::warn!(peer = making.peer.peer.0, "RDMA: a peer is refused: {why}");
+                let peer = making.peer.peer.0;
+                let now = self.shared.clock.now();
+                if now.since(self.refused_at) >= Duration::from_secs(LOG_EVERY_S) {
+                    self.refused_at = now;
+                    tracing::warn!(peer, "RDMA: a peer is refused, and takes TCP: {why}");
+                }
                 self.making.remove(&by);
                 let _ = self.cm.reject(by, &[Refused::Core.code()]);
                 return;
@@ -376,25 +403,22 @@ impl Control {
     fn begun(&mut self, by: CmId, begun: Result<(), String>) {
         let begun = begun.and_then(|()| self.cm.establish(by).map_err(|error| error.to_string()));
         match begun {
-            Ok(()) => {
-                if let Some(peer) = self.is_made(by) {
-                    self.attempts.remove(&peer);
-                }
-            }
+            Ok(()) => self.is_made(by),
             Err(why) => self.fail(by, why),
         }
     }
 
-    /// It is there: with whom.
-    fn is_made(&mut self, by: CmId) -> Option<(u16, PeerCore)> {
-        let making = self.making.remove(&by)?;
-        let Some(id) = making.id else {
-            self.end(by, making, "it was never made".into());
-            return None;
+    fn is_made(&mut self, by: CmId) {
+        let Some(making) = self.making.remove(&by) else {
+            return;
         };
-        let core = making.core;
-        self.made.insert(by, Made { core, id });
-        Some((core, making.peer))
+        match making.id {
+            Some(id) => {
+                let core = making.core;
+                self.made.insert(by, Made { core, id });
+            }
+            None => self.end(by, making, "it was never made".into()),
+        }
     }
 
     fn happened(&mut self, event: CmEvent) {
@@ -428,9 +452,9 @@ impl Control {
                     Some(refused) => format!("it refuses: {refused}"),
                     None => format!("it refuses (rdma_cm's reason {reason})"),
                 };
-                self.fail(id, why);
+                self.gone(id, "the peer refused it in the end", why);
             }
-            CmEvent::Established(by) => _ = self.is_made(by),
+            CmEvent::Established(by) => self.is_made(by),
             CmEvent::Failed { id, what, errno } => {
                 let error = std::io::Error::from_raw_os_error(errno);
                 self.gone(id, "the connection failed", format!("{what} ({error})"));

@@ -107,7 +107,7 @@ impl Shared {
     }
 }
 
-/// A member's RDMA. Clones are the same one; the last one that goes ends the thread.
+/// A member's RDMA. Clones are the same one; the last one that goes ends the thread. Whoever lets peers in holds one as long.
 #[derive(Clone)]
 pub struct Endpoint {
     shared: Arc<Shared>,
@@ -266,21 +266,33 @@ pub(crate) fn devices(rails: &[Rail]) -> Vec<RailConfig> {
     devices
 }
 
-/// The address by which attempt `attempt` of a core leaves, and the one that it goes to: every pair in turn, beginning
-/// with another one for each core.
+/// The address by which attempt `attempt` of a core leaves, and the one that it goes to: every pair of one family in turn,
+/// beginning with another one for each core.
 pub(crate) fn way(
     rails: &[Rail],
     at: &[SocketAddr],
     core: u16,
     attempt: usize,
 ) -> Option<(IpAddr, SocketAddr)> {
-    if rails.is_empty() || at.is_empty() {
+    let (from, to) = (rails.len(), at.len());
+    if from == 0 || to == 0 {
         return None;
     }
+    // After so many both lists begin anew together, and the second is shifted by one.
+    let round = from / gcd(from, to) * to;
+    let pairs = (0..from * to).map(|n| (rails[n % from].ip, at[(n + n / round) % to]));
+    let pairs: Vec<_> = pairs
+        .filter(|(from, to)| from.is_ipv4() == to.is_ipv4())
+        .collect();
     let n = usize::from(core) + attempt;
-    let from = rails[n % rails.len()].ip;
-    let to = at[(n + attempt / rails.len()) % at.len()];
-    Some((from, to))
+    pairs.get(n.checked_rem(pairs.len())?).copied()
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    match b {
+        0 => a,
+        _ => gcd(b, a % b),
+    }
 }
 
 /// Libibverbs, for one core.
@@ -310,15 +322,32 @@ mod tests {
 
     #[test]
     fn attempts_go_through_all_pairs_of_addresses() {
-        let rails = [rail("a", 1), rail("b", 2)];
-        let at = [1, 2, 3].map(|last| SocketAddr::from(([10, 0, 1, last], 7)));
-        for core in 0..3 {
-            let ways = (0..6).filter_map(|attempt| way(&rails, &at[..2], core, attempt));
-            let ways: std::collections::BTreeSet<_> = ways.collect();
-            assert_eq!(ways.len(), 4, "core {core}");
+        let rails: Vec<Rail> = (1..=8).map(|last| rail("a", last)).collect();
+        let at = |last| SocketAddr::from(([10, 0, 1, last], 7));
+        let at: Vec<SocketAddr> = (1..=8).map(at).collect();
+        for (from, to) in (1..=8).flat_map(|from| (1..=8).map(move |to| (from, to))) {
+            for core in [0, 1, 7] {
+                let ways = (0..from * to)
+                    .filter_map(|attempt| way(&rails[..from], &at[..to], core, attempt));
+                let ways: std::collections::BTreeSet<_> = ways.collect();
+                assert_eq!(ways.len(), from * to, "{from} to {to}, core {core}");
+            }
         }
         let first = way(&rails, &at[..2], 0, 0).unwrap();
         assert_eq!((first.0, first.1.ip()), (rails[0].ip, at[0].ip()));
         assert_eq!(way(&rails, &[], 0, 0), None);
+    }
+
+    #[test]
+    fn addresses_of_two_families_are_no_pair() {
+        let mut six = rail("a", 1);
+        six.ip = "fd00::1".parse().unwrap();
+        let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7);
+        let rails = [rail("a", 1), six.clone()];
+        for attempt in 0..4 {
+            let (from, to) = way(&rails, &[at("10.0.1.1")], 0, attempt).unwrap();
+            assert!(from.is_ipv4() && to.is_ipv4());
+        }
+        assert_eq!(way(&[six], &[at("10.0.1.1")], 0, 0), None);
     }
 }

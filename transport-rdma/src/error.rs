@@ -45,6 +45,16 @@ pub enum VerbsError {
     },
 }
 
+impl VerbsError {
+    /// Whether the system answered `EIO`.
+    pub(crate) fn is_io(&self) -> bool {
+        match self {
+            VerbsError::Call { source, .. } => source.raw_os_error() == Some(libc::EIO),
+            _ => false,
+        }
+    }
+}
+
 /// Work was not posted; nothing of it is under way.
 #[derive(Debug, thiserror::Error)]
 pub enum PostError {

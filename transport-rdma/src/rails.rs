@@ -119,6 +119,10 @@ impl Rails {
         };
         tracing::error!("RDMA device {} is closed: {why}", place.config.device);
         rail.broken = true;
+        // What stays of it, should the device not let go, must not be readable for ever.
+        if let Err(error) = epoll::delete(&self.epoll, &rail.channel) {
+            tracing::debug!("{error}");
+        }
         true
     }
 
@@ -144,16 +148,16 @@ impl Rails {
     }
 
     /// Sees to it that the descriptor tells of the next completion. Whether the queue must be looked at once more: what completed
-    /// before it was armed makes no event. Where nothing completes, because nobody is `connected`, it costs no system call.
+    /// before it was armed makes no event. Where nothing completes, because nobody is `connected`, it is not armed.
     ///
     /// # Errors
     /// When its completion queue or channel is broken.
     pub fn arm(&mut self, at: usize, connected: bool) -> Result<bool, VerbsError> {
         let rail = self.places[at].rail.as_mut().filter(|rail| !rail.broken);
-        let Some(rail) = rail.filter(|rail| rail.armed || connected) else {
+        let Some(rail) = rail else {
             return Ok(false);
         };
-        if rail.channel.take_events()? == 0 && rail.armed {
+        if rail.channel.take_events()? == 0 && rail.armed || !connected {
             return Ok(false);
         }
         rail.queue.arm()?;

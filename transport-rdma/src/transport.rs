@@ -243,7 +243,17 @@ impl RdmaTransport {
         }
         self.last_id = id;
         let rail = self.rails.usable(at).ok_or_else(gone)?;
-        Ok((id, at, Wire::new(rail, id, prepare)?))
+        match Wire::new(rail, id, prepare) {
+            Ok(wire) => Ok((id, at, wire)),
+            Err(error) => {
+                // What the kernel says of a device that was removed.
+                if error.is_io() {
+                    self.give_up(at, &error);
+                    self.close_rails();
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Ends the connection by a rail that has asked nothing for the longest time.

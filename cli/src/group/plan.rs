@@ -91,6 +91,7 @@ impl GroupPlan {
                 (!args.group_ip.is_empty(), "--group-ip"),
                 (args.group_weight.is_some(), "--group-weight"),
                 (args.group_secret_file.is_some(), "--group-secret-file"),
+                (args.transport != WhichTransport::default(), "--transport"),
             ] {
                 if given {
                     tracing::warn!(

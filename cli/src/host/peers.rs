@@ -14,7 +14,7 @@ use forebay_engine::ports::{
 };
 use forebay_engine::ring::Doorbell;
 use forebay_membership::views::{CoreViews, Views};
-use forebay_transport_rdma::auto::{Auto, Path};
+use forebay_transport_rdma::auto::{Auto, BEING_MADE, Path};
 use forebay_transport_rdma::{Endpoint as Rdma, LinkedTransport};
 use forebay_transport_tcp::{Endpoint, TcpTransport};
 use parking_lot::Mutex;
@@ -112,7 +112,7 @@ impl RdmaWay {
         let (shown, must) = (self.shown.clone(), self.must);
         move |to, path| {
             match path {
-                Path::Tcp(why) if must => {
+                Path::Tcp(why) if must && why != BEING_MADE => {
                     tracing::warn!(peer = to.peer.0, core = to.core, "a link takes TCP: {why}");
                 }
                 _ => tracing::debug!(peer = to.peer.0, core = to.core, "a link takes {path:?}"),

@@ -158,7 +158,16 @@ impl Cm {
             });
         if let Err(error) = listening {
             self.close(id);
-            return Err(error);
+            // By the address: it is tried again, each time by another number.
+            return Err(match error {
+                VerbsError::Call {
+                    call,
+                    source,
+                    advice,
+                    ..
+                } => call_failed_with(call, format!("address {}", at.ip()), source, advice),
+                error => error,
+            });
         }
         // SAFETY: the identifier lives.
         let port = unsafe { (self.library.rdma_get_src_port)(raw.as_ptr()) };

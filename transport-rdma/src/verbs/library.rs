@@ -37,12 +37,27 @@ functions! {
     }
 }
 
+/// With one of these the library says that something is destroyed as soon as its device begins to go, which may be before the
+/// kernel has done it: peers could still write into memory that is used again.
+const EARLY_DESTROY: [&str; 2] = ["RDMAV_ALLOW_DISASSOC_DESTROY", "MLX4_DEVICE_FATAL_CLEANUP"];
+
 impl Library {
     /// Loads it once for the whole process; it is never unloaded.
     pub(super) fn get() -> Result<&'static Library, VerbsError> {
         static LIBRARY: OnceLock<Library> = OnceLock::new();
         if let Some(library) = LIBRARY.get() {
             return Ok(library);
+        }
+        if let Some(name) = EARLY_DESTROY
+            .iter()
+            .find(|name| std::env::var_os(name).is_some())
+        {
+            return Err(VerbsError::Load {
+                library: FILE.to_string_lossy().into_owned(),
+                reason: format!(
+                    "{name} is set: with it the library tells of queue pairs that are gone while they still receive; unset it"
+                ),
+            });
         }
         let loaded = Library::load(FILE)?;
         Ok(LIBRARY.get_or_init(|| loaded))
