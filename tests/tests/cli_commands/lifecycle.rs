@@ -394,7 +394,7 @@ fn a_stopped_daemon_is_named_and_nobody_waits_for_it() {
     let advice = ["does not answer", "umount --lazy", &kill];
     place.run(&["mount", "s3://bucket", "m"]).failed(&advice);
     place.run(&["umount", "m"]).failed(&advice);
-    let listed = place.run(&["status"]).ok();
+    let listed = place.run(&["status"]).failed(&["does not work"]);
     assert!(listed.text().contains("hangs"), "{}", listed.text());
     let ended = place.run(&["umount", "--lazy", "m"]).ok();
     assert!(ended.stderr.contains(&kill), "{}", ended.stderr);
