@@ -75,7 +75,7 @@ impl LinkedTransport {
             Box::new(clock.clone()),
         )?;
         Ok(LinkedTransport {
-            transport: transport.armed_for_sleep(doorbell),
+            transport: transport.armed_for_sleep(doorbell).telling_ends(),
             shared,
             core,
             seat,

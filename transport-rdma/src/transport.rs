@@ -47,8 +47,8 @@ pub struct RdmaTransport {
     /// The last turn stopped in the midst of completions.
     more: bool,
     credit_bytes: u32,
-    /// Connections that ended since somebody asked, and why.
-    ended: Vec<(ConnectionId, String)>,
+    /// Connections that ended since somebody asked, and why; none where nobody will ask.
+    ended: Option<Vec<(ConnectionId, String)>>,
     /// Where the core tells that it is about to sleep; without it, it always may.
     doorbell: Option<Arc<Doorbell>>,
     // After the connections, which are made from them.
@@ -80,7 +80,7 @@ impl RdmaTransport {
         let now = clock.now();
         Ok(RdmaTransport {
             rails: Rails::open(verbs, rails, arena, now)?,
-            ended: Vec::new(),
+            ended: None,
             doorbell: None,
             connections: BTreeMap::new(),
             by_peer: BTreeMap::new(),
@@ -185,9 +185,15 @@ impl RdmaTransport {
         }
     }
 
+    /// Remembers from now on which connections end, for [`RdmaTransport::take_ended`].
+    pub fn telling_ends(mut self) -> RdmaTransport {
+        self.ended = Some(Vec::new());
+        self
+    }
+
     /// Connections that ended, whoever ended them, and why, since this was last called.
     pub fn take_ended(&mut self) -> Vec<(ConnectionId, String)> {
-        mem::take(&mut self.ended)
+        self.ended.as_mut().map(mem::take).unwrap_or_default()
     }
 
     /// Ends all connections of a device, then closes it: the kernel waits for that when a device is removed. It is opened
@@ -416,7 +422,9 @@ impl RdmaTransport {
             _ => tracing::warn!(connection = id.0, "RDMA connection ends: {why}"),
         }
         connection.wire.fail(self.now);
-        self.ended.push((id, why.to_string()));
+        if let Some(ended) = &mut self.ended {
+            ended.push((id, why.to_string()));
+        }
     }
 
     /// Destroys what is drained, and only then lets go of its leases.
