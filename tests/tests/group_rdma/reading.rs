@@ -129,13 +129,16 @@ fn a_member_killed_in_mid_transfer_costs_no_error() {
     put_objects(&cluster.place, "o", &LENGTHS);
     let flags = with(&flags, &[]);
     cluster.serve_all_with(|_| &flags);
-    let path = cluster.mount_client(&flags);
+    // So slow that it is in the midst of it.
+    let slow = [&flags[..], &["--peer-limit", "1MiB"]].concat();
+    let path = cluster.mount_client(&slow);
     until_rdma(&cluster, "m", &path, 3);
     let before = received_bytes(&cluster, "m", "rdma");
     let reader = reading(&path);
     eventually("bytes come", || {
         reader.is_finished() || received_bytes(&cluster, "m", "rdma") > before
     });
+    assert!(!reader.is_finished(), "nothing is under way");
     cluster.kill("b");
     reader.join().expect("every byte is right");
     cluster.until_members(&["a", "c"]);
@@ -169,13 +172,22 @@ fn a_device_that_is_removed_under_readers_costs_no_error() {
     put_objects(&cluster.place, "o", &LENGTHS);
     let flags = with(&flags, &[]);
     cluster.serve_all_with(|_| &flags);
-    let path = cluster.mount_client(&flags);
+    let slow = [&flags[..], &["--peer-limit", "1MiB"]].concat();
+    let path = cluster.mount_client(&slow);
     until_rdma(&cluster, "m", &path, 3);
+    let daemons = living(&cluster.place.runtime_dir());
+    let pids: Vec<u32> = daemons.iter().map(|(_, status)| status.pid).collect();
+    assert_eq!(pids.len(), 4);
+    assert!(
+        pids.iter().all(|pid| open_devices(*pid) > 1),
+        "a core has no device"
+    );
     let before = received_bytes(&cluster, "m", "rdma");
     let reader = reading(&path);
     eventually("bytes come", || {
         reader.is_finished() || received_bytes(&cluster, "m", "rdma") > before
     });
+    assert!(!reader.is_finished(), "nothing is under way");
     // SoftRoCE waits for all that is open, and librdmacm keeps a device open until its process ends.
     let mut removal = Command::new("rdma")
         .args(["link", "delete", "rxe8"])
@@ -183,9 +195,6 @@ fn a_device_that_is_removed_under_readers_costs_no_error() {
         .expect("rdma");
     reader.join().expect("every byte is right");
     until_rdma(&cluster, "m", &path, 0);
-    let daemons = living(&cluster.place.runtime_dir());
-    let pids: Vec<u32> = daemons.iter().map(|(_, status)| status.pid).collect();
-    assert_eq!(pids.len(), 4);
     eventually("cores have closed the device", || {
         pids.iter().all(|pid| open_devices(*pid) <= 1)
     });
