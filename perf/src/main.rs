@@ -4,6 +4,7 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
@@ -44,6 +45,30 @@ enum Cmd {
     /// The peer that tcp-1m and tcp-4k fetch from, until it is killed.
     #[command(hide = true)]
     TcpPeer,
+    /// Blocks over verbs, written by their owner and read by who asks, in turns: the experiment behind decision 25.
+    ReadOrWrite {
+        /// The RDMA device.
+        #[arg(long, env = "FOREBAY_RDMA_DEVICE")]
+        device: String,
+        /// Its port.
+        #[arg(long, env = "FOREBAY_RDMA_PORT", default_value_t = 1)]
+        rdma_port: u8,
+        /// The entry of the port's table of GIDs.
+        #[arg(long, env = "FOREBAY_RDMA_GID_INDEX", default_value_t = 1)]
+        gid_index: u8,
+        /// Bytes of a block.
+        #[arg(long, default_value_t = 1 << 20)]
+        block_bytes: usize,
+        /// Blocks under way.
+        #[arg(long, default_value_t = 8)]
+        depth: usize,
+        /// Seconds of each turn.
+        #[arg(long, default_value_t = 2)]
+        seconds: u64,
+        /// Turns of each.
+        #[arg(long, default_value_t = 5)]
+        turns: usize,
+    },
     /// The yardstick of fuse-null, until it is unmounted.
     #[command(hide = true)]
     NullServer {
@@ -99,6 +124,30 @@ fn run(args: &Args) -> Result<bool> {
         }
         Cmd::TcpPeer => {
             network::ours::peer()?;
+            Ok(true)
+        }
+        Cmd::ReadOrWrite {
+            device,
+            rdma_port,
+            gid_index,
+            block_bytes,
+            depth,
+            seconds,
+            turns,
+        } => {
+            let place = network::read_or_write::Place {
+                device: device.clone(),
+                port: *rdma_port,
+                gid_index: *gid_index,
+            };
+            let load = network::ours::Load {
+                len_bytes: *block_bytes,
+                depth: *depth,
+                span: Duration::from_secs(*seconds),
+            };
+            for _ in 0..*turns {
+                network::read_or_write::turn(&place, &load)?;
+            }
             Ok(true)
         }
         Cmd::NullServer { point, size_bytes } => {

@@ -3,11 +3,13 @@
 //! | module | holds |
 //! |---|---|
 //! | [`ours`] | fetches from another process by `transport-tcp` |
+//! | [`read_or_write`] | blocks over verbs, moved by either end |
 //! | [`iperf3`] | one stream of bytes |
 //! | [`ucx`] | messages over UCX on TCP |
 
 pub mod iperf3;
 pub mod ours;
+pub mod read_or_write;
 pub mod ucx;
 
 use std::net::TcpListener;

@@ -100,6 +100,40 @@ impl Batch {
         Ok(())
     }
 
+    /// An RDMA WRITE of bytes of the region that begin at `offset_bytes`. They must not change until it has completed.
+    ///
+    /// # Errors
+    /// [`PostError`] when they do not lie there; nothing was gathered.
+    pub fn write_at(
+        &mut self,
+        work: u64,
+        region: &MemoryRegion,
+        (offset_bytes, len_bytes): (usize, usize),
+        to: RemoteSlice,
+    ) -> Result<(), PostError> {
+        let slice = region.slice(offset_bytes, len_bytes)?;
+        let element = super::queue_pair::element(slice)?;
+        self.gather(work, IBV_WR_RDMA_WRITE, 0, Some(to), [element]);
+        Ok(())
+    }
+
+    /// An RDMA READ of bytes of the peer into the region, from `offset_bytes` on.
+    ///
+    /// # Errors
+    /// [`PostError`] when that many do not lie there; nothing was gathered.
+    pub fn read_at(
+        &mut self,
+        work: u64,
+        region: &MemoryRegion,
+        (offset_bytes, len_bytes): (usize, usize),
+        from: RemoteSlice,
+    ) -> Result<(), PostError> {
+        let slice = region.slice(offset_bytes, len_bytes)?;
+        let element = super::queue_pair::element(slice)?;
+        self.gather(work, IBV_WR_RDMA_READ, 0, Some(from), [element]);
+        Ok(())
+    }
+
     /// Lets the last piece of work have a completion also when it succeeds.
     pub fn signal_last(&mut self) {
         if let Some(last) = self.gathered.last_mut() {
