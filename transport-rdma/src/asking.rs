@@ -372,6 +372,11 @@ impl Asking {
         deadline.min(silent.unwrap_or(Time::NEVER))
     }
 
+    /// Bytes of answers that are under way, as they are counted against what was granted.
+    pub fn under_way_bytes(&self) -> u64 {
+        self.used_bytes
+    }
+
     /// Whether anything is under way.
     pub fn is_idle(&self) -> bool {
         self.asked.is_empty() && self.cancelled.is_empty() && self.cancels.is_empty()

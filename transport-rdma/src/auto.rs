@@ -44,6 +44,9 @@ pub enum Readiness {
 pub trait Linked: Transport {
     /// Whether requests to that core can go this way now; begins to make the link if there is none.
     fn prepare(&mut self, to: PeerCore) -> Readiness;
+
+    /// Whether requests to that core can still go this way: of several connections one has broken.
+    fn reaches(&self, to: PeerCore) -> bool;
 }
 
 /// Which way requests of a link take, for `status`.
@@ -211,8 +214,10 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             Some(again),
         ) = (result, again)
         {
-            self.broke(again.to, error);
             let unreachable = error == TransportError::Unreachable;
+            if !unreachable || !self.verbs.reaches(again.to) {
+                self.broke(again.to, error);
+            }
             if unreachable && again.cancelled {
                 // TCP could still reach it: nothing is held against the peer.
                 result = Err(TransportError::Cancelled);

@@ -27,6 +27,8 @@ struct Script {
     taken: Vec<(FetchTag, Lease)>,
     cancelled: Vec<FetchTag>,
     endless: bool,
+    /// It still reaches everybody when something has failed.
+    is_wide: bool,
     told: u64,
 }
 
@@ -74,6 +76,10 @@ impl Transport for Script {
 }
 
 impl Linked for Script {
+    fn reaches(&self, _to: PeerCore) -> bool {
+        self.is_wide
+    }
+
     fn prepare(&mut self, _to: PeerCore) -> Readiness {
         Readiness::Ready
     }
@@ -214,4 +220,25 @@ fn links_of_members_that_are_gone_are_forgotten() {
     assert!(links as u64 <= 2 * one, "{links} links");
     let used = bench.auto.paths().find(|(to, _)| to.peer == PeerId(5_000));
     assert_eq!(used.map(|(_, path)| path), Some(&Path::Verbs));
+}
+
+#[test]
+fn a_link_that_has_lost_one_of_several_connections_stays() {
+    for is_wide in [true, false] {
+        let mut bench = Bench::new();
+        bench.auto.verbs.is_wide = is_wide;
+        bench.fetch(1, 7);
+        bench.auto.verbs.fails(TransportError::Unreachable);
+        assert_eq!(bench.ends(1), [], "it is asked again over TCP");
+        assert_eq!(bench.auto.tcp.taken.len(), 1);
+        let over_verbs = bench.auto.paths().any(|(_, path)| *path == Path::Verbs);
+        assert_eq!(over_verbs, is_wide);
+        bench.fetch(2, 7);
+        assert_eq!(bench.auto.verbs.taken.len(), usize::from(is_wide));
+        // Who breaks the protocol is not asked that way again for a while.
+        bench.auto.verbs.fails(TransportError::Protocol);
+        bench.ends(1);
+        let over_verbs = bench.auto.paths().any(|(_, path)| *path == Path::Verbs);
+        assert!(!over_verbs);
+    }
 }

@@ -26,10 +26,11 @@ use forebay_engine::ports::{PeerCore, Time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::asking::Grant;
-use crate::endpoint::{Invite, Shared, Told, way};
+use crate::endpoint::{Invite, Shared, Told};
 use crate::introduce::{Asker, Ends, Guest, Offer, Refused, Session};
-use crate::limits::{BACKLOG, INTRODUCE_MS, LISTEN_PAUSE_MS, RESOLVE_MS};
+use crate::limits::{BACKLOG, HELD_S, INTRODUCE_MS, LISTEN_PAUSE_MS, RESOLVE_MS};
 use crate::seat::{ToControl, ToCore};
+use crate::ways::{Whose, way};
 use crate::{Cm, CmEvent, CmId, ConnectSteps, ConnectionId, PrepareStep, VerbsError};
 
 const RESOLVE: Duration = Duration::from_millis(RESOLVE_MS);
@@ -54,11 +55,20 @@ struct Making {
     /// This node's core.
     core: u16,
     peer: PeerCore,
-    /// Of one that this node asks for.
+    /// Of one that this node asks for: which, and its proof.
+    lane: Option<Lane>,
     asker: Option<Asker>,
     /// This node's end, once the core has made it.
     id: Option<ConnectionId>,
     until: Time,
+}
+
+/// A core that waits for a peer's offer.
+#[derive(Debug)]
+struct Inviting {
+    until: Time,
+    /// Devices by which it reaches the peer already.
+    without: Vec<String>,
 }
 
 /// A connection that is there.
@@ -66,6 +76,9 @@ struct Making {
 struct Made {
     core: u16,
     id: ConnectionId,
+    /// Of one that this node asks on.
+    lane: Option<Lane>,
+    since: Time,
 }
 
 /// A rail, and what listens at it.
@@ -81,11 +94,11 @@ pub(crate) struct Control {
     cm: Cm,
     shared: Arc<Shared>,
     invite: Invite,
-    inviting: BTreeMap<(u16, PeerCore), Time>,
+    inviting: BTreeMap<(u16, PeerCore), Inviting>,
     making: BTreeMap<CmId, Making>,
     made: BTreeMap<CmId, Made>,
     /// How often a link was made or tried: each time by another pair of addresses, since one that could be made need not carry.
-    attempts: BTreeMap<(u16, PeerCore), usize>,
+    attempts: BTreeMap<Lane, usize>,
     listening: Vec<Listening>,
     listen_at: Time,
     /// Whether peers are told where: not of a node that only takes. It listens to hear of devices that go away.
@@ -93,6 +106,9 @@ pub(crate) struct Control {
     /// When a refusal was last said.
     refused_at: Time,
 }
+
+/// A core's first, second, ... connection to another.
+type Lane = (u16, PeerCore, usize);
 
 /// Events that are taken before everything else has its turn.
 const EVENTS_A_TURN: usize = 256;
@@ -164,7 +180,9 @@ impl Control {
             }
             match self.shared.next() {
                 Some(ToControl::Stop) => return,
-                Some(ToControl::Want { core, to }) => _ = self.inviting.insert((core, to), Time(0)),
+                Some(ToControl::Want { core, to, .. }) => {
+                    self.unavailable(core, to, "rdma_cm broke: see the log".into());
+                }
                 Some(ToControl::Offered { core, offered, .. }) => {
                     self.orphan(core, offered.map(|(id, _)| id));
                 }
@@ -180,7 +198,7 @@ impl Control {
     fn wait(&self) {
         let now = self.shared.clock.now();
         let ends = self.making.values().map(|making| making.until);
-        let ends = ends.chain(self.inviting.values().copied());
+        let ends = ends.chain(self.inviting.values().map(|inviting| inviting.until));
         let listen = (self.listening.iter().any(|one| one.now.is_none())).then_some(self.listen_at);
         let until = ends.chain(listen).min();
         let timeout = until.map(|until| {
@@ -244,13 +262,14 @@ impl Control {
     fn told(&mut self, told: ToControl) {
         match told {
             ToControl::Stop => {}
-            ToControl::Want { core, to } => self.want(core, to),
+            ToControl::Want { core, to, without } => self.want(core, to, without),
             ToControl::Invited { ends, invited } => self.invited(ends, invited),
             ToControl::Offered { core, by, offered } => self.offered(core, by, offered),
             ToControl::Accepted { core, by, accepted } => self.accepted(core, by, accepted),
             ToControl::Begun { by, begun } => self.begun(by, begun),
             ToControl::Ended { by } => {
-                if self.made.remove(&by).is_some() {
+                if let Some(made) = self.made.remove(&by) {
+                    self.held(&made);
                     // The peer may know already.
                     let _ = self.cm.disconnect(by);
                     self.cm.close(by);
@@ -291,9 +310,10 @@ impl Control {
         }
     }
 
-    fn want(&mut self, core: u16, to: PeerCore) {
+    fn want(&mut self, core: u16, to: PeerCore, without: Vec<String>) {
         let until = self.shared.clock.now() + INTRODUCE;
-        if self.inviting.insert((core, to), until).is_none() {
+        let inviting = Inviting { until, without };
+        if self.inviting.insert((core, to), inviting).is_none() {
             let peer = self.shared.me;
             let asker = PeerCore { peer, core };
             let acceptor = to;
@@ -305,27 +325,35 @@ impl Control {
     fn invited(&mut self, ends: Ends, invited: Result<(Session, Offer), String>) {
         let (core, to) = (ends.asker.core, ends.acceptor);
         // Too late, or twice.
-        let Some(until) = self.inviting.remove(&(core, to)) else {
+        let Some(Inviting { until, without }) = self.inviting.remove(&(core, to)) else {
             return;
+        };
+        let node = self.shared.seat(core).and_then(|seat| seat.node);
+        let whose = Whose {
+            core,
+            node,
+            without,
         };
         let begun = invited.and_then(|(session, offer)| {
             if self.attempts.len() >= ATTEMPTS_MAX {
                 self.attempts.pop_first();
             }
-            let attempt = self.attempts.entry((core, to)).or_default();
-            let (from, at) = way(&self.shared.rails, &offer.at, core, *attempt)
+            let lane = (core, to, whose.without.len());
+            let attempt = self.attempts.entry(lane).or_default();
+            let (from, at) = way(&self.shared.rails, &offer.at, &whose, *attempt)
                 .ok_or("it has no address by RDMA of a family that this node has")?;
             *attempt += 1;
             let by = self
                 .cm
                 .resolve_address(Some(from), at, RESOLVE)
                 .map_err(|error| format!("{from} to {}: {error}", at.ip()))?;
-            Ok((by, Asker::new(session, offer.ticket, ends)))
+            Ok((by, lane, Asker::new(session, offer.ticket, ends)))
         });
         match begun {
-            Ok((by, asker)) => {
+            Ok((by, lane, asker)) => {
                 let making = Making {
                     step: Step::Address,
+                    lane: Some(lane),
                     core,
                     peer: to,
                     asker: Some(asker),
@@ -414,8 +442,13 @@ impl Control {
         };
         match making.id {
             Some(id) => {
-                let core = making.core;
-                self.made.insert(by, Made { core, id });
+                let made = Made {
+                    core: making.core,
+                    id,
+                    lane: making.lane,
+                    since: self.shared.clock.now(),
+                };
+                self.made.insert(by, made);
             }
             None => self.end(by, making, "it was never made".into()),
         }
@@ -486,7 +519,9 @@ impl Control {
             tracing::warn!("RDMA: peers do not reach {ip} any more: {made}");
             self.shared.listening.lock().retain(|at| at.ip() != ip);
             self.cm.close(by);
-        } else if let Some(Made { core, id }) = self.made.remove(&by) {
+        } else if let Some(ended) = self.made.remove(&by) {
+            self.held(&ended);
+            let (core, id) = (ended.core, ended.id);
             self.tell(core, ToCore::Close { id, why: made });
             self.cm.close(by);
         } else {
@@ -526,6 +561,7 @@ impl Control {
             Ok((guest, from, core, (prepare, connect), seat)) => {
                 let making = Making {
                     step: Step::Accept(guest),
+                    lane: None,
                     core,
                     peer: from,
                     asker: None,
@@ -536,6 +572,7 @@ impl Control {
                 seat.tell(ToCore::Accept {
                     by,
                     from,
+                    at: self.cm.peer(by),
                     prepare,
                     connect,
                 });
@@ -583,10 +620,22 @@ impl Control {
         }
     }
 
+    /// A connection is gone. One that held is made the same way again: it was idle, or what broke it was not its way.
+    fn held(&mut self, made: &Made) {
+        let now = self.shared.clock.now();
+        if let Some(lane) = made.lane
+            && now.since(made.since) >= Duration::from_secs(HELD_S)
+            && let Some(attempts) = self.attempts.get_mut(&lane)
+        {
+            *attempts = attempts.saturating_sub(1);
+        }
+    }
+
     /// Gives up what takes too long.
     fn sweep(&mut self) {
         let now = self.shared.clock.now();
-        let late = self.inviting.iter().filter(|(_, until)| **until <= now);
+        let late = self.inviting.iter();
+        let late = late.filter(|(_, inviting)| inviting.until <= now);
         for (core, to) in late.map(|(link, _)| *link).collect::<Vec<_>>() {
             self.inviting.remove(&(core, to));
             self.unavailable(core, to, "it did not say in time how it is reached".into());

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -20,6 +20,7 @@ use crate::inventory::Rail;
 use crate::limits::TICKET_BYTES;
 use crate::linked::LinkedTransport;
 use crate::links::{LinkStatus, Links};
+use crate::numa;
 use crate::seat::{Seat, ToControl};
 use crate::{Cm, RailConfig, Verbs, VerbsError};
 
@@ -216,7 +217,7 @@ impl Endpoint {
         doorbell: Arc<Doorbell>,
         clock: impl Clock + Clone + 'static,
     ) -> Result<LinkedTransport, VerbsError> {
-        let seat = Seat::new(doorbell.clone());
+        let seat = Seat::new(doorbell.clone(), numa::of_this_thread());
         let made = LinkedTransport::open(
             self.shared.clone(),
             (core, seat.clone()),
@@ -266,35 +267,6 @@ pub(crate) fn devices(rails: &[Rail]) -> Vec<RailConfig> {
     devices
 }
 
-/// The address by which attempt `attempt` of a core leaves, and the one that it goes to: every pair of one family in turn,
-/// beginning with another one for each core.
-pub(crate) fn way(
-    rails: &[Rail],
-    at: &[SocketAddr],
-    core: u16,
-    attempt: usize,
-) -> Option<(IpAddr, SocketAddr)> {
-    let (from, to) = (rails.len(), at.len());
-    if from == 0 || to == 0 {
-        return None;
-    }
-    // After so many both lists begin anew together, and the second is shifted by one.
-    let round = from / gcd(from, to) * to;
-    let pairs = (0..from * to).map(|n| (rails[n % from].ip, at[(n + n / round) % to]));
-    let pairs: Vec<_> = pairs
-        .filter(|(from, to)| from.is_ipv4() == to.is_ipv4())
-        .collect();
-    let n = usize::from(core) + attempt;
-    pairs.get(n.checked_rem(pairs.len())?).copied()
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    match b {
-        0 => a,
-        _ => gcd(b, a % b),
-    }
-}
-
 /// Libibverbs, for one core.
 pub(crate) fn verbs() -> Result<Verbs, VerbsError> {
     Verbs::load()
@@ -302,6 +274,8 @@ pub(crate) fn verbs() -> Result<Verbs, VerbsError> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     fn rail(device: &str, last: u8) -> Rail {
@@ -310,6 +284,7 @@ mod tests {
             port: 1,
             gid_index: 3,
             ip: IpAddr::from([10, 0, 0, last]),
+            node: None,
         }
     }
 
@@ -318,36 +293,5 @@ mod tests {
         let rails = [rail("a", 1), rail("b", 2), rail("a", 3)];
         let names: Vec<_> = devices(&rails).into_iter().map(|one| one.device).collect();
         assert_eq!(names, ["a", "b"]);
-    }
-
-    #[test]
-    fn attempts_go_through_all_pairs_of_addresses() {
-        let rails: Vec<Rail> = (1..=8).map(|last| rail("a", last)).collect();
-        let at = |last| SocketAddr::from(([10, 0, 1, last], 7));
-        let at: Vec<SocketAddr> = (1..=8).map(at).collect();
-        for (from, to) in (1..=8).flat_map(|from| (1..=8).map(move |to| (from, to))) {
-            for core in [0, 1, 7] {
-                let ways = (0..from * to)
-                    .filter_map(|attempt| way(&rails[..from], &at[..to], core, attempt));
-                let ways: std::collections::BTreeSet<_> = ways.collect();
-                assert_eq!(ways.len(), from * to, "{from} to {to}, core {core}");
-            }
-        }
-        let first = way(&rails, &at[..2], 0, 0).unwrap();
-        assert_eq!((first.0, first.1.ip()), (rails[0].ip, at[0].ip()));
-        assert_eq!(way(&rails, &[], 0, 0), None);
-    }
-
-    #[test]
-    fn addresses_of_two_families_are_no_pair() {
-        let mut six = rail("a", 1);
-        six.ip = "fd00::1".parse().unwrap();
-        let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), 7);
-        let rails = [rail("a", 1), six.clone()];
-        for attempt in 0..4 {
-            let (from, to) = way(&rails, &[at("10.0.1.1")], 0, attempt).unwrap();
-            assert!(from.is_ipv4() && to.is_ipv4());
-        }
-        assert_eq!(way(&[six], &[at("10.0.1.1")], 0, 0), None);
     }
 }

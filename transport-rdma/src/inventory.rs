@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
+use crate::numa;
 use crate::{GidEntry, GidKind, LinkLayer, PortInfo, Verbs, VerbsError};
 
 /// Entries of a port's table of GIDs that are looked at: an index is one byte.
@@ -94,6 +95,8 @@ pub struct Rail {
     pub gid_index: u8,
     /// The member's address that this rail serves.
     pub ip: IpAddr,
+    /// The NUMA node that the device is near to, where the machine says.
+    pub node: Option<u32>,
 }
 
 impl fmt::Display for Rail {
@@ -103,6 +106,7 @@ impl fmt::Display for Rail {
             port,
             gid_index,
             ip,
+            ..
         } = self;
         write!(f, "{device} port {port} GID {gid_index} for {ip}")
     }
@@ -278,6 +282,7 @@ impl Search<'_> {
                 .iter()
                 .min_by_key(|entry| (entry.kind.rank(), entry.index))?,
         };
+        let node = numa::of_device(device);
         let (device, ip) = (device.to_owned(), self.ip);
         Some(match () {
             () if !seen.info.active => Err(NoRail::Down { device, port, ip }),
@@ -289,6 +294,7 @@ impl Search<'_> {
                 port,
                 gid_index: chosen.index,
                 ip,
+                node,
             }),
         })
     }

@@ -18,6 +18,8 @@
 //! | [`links`] | the state of each connection, for people |
 //! | `message` | what travels between the two |
 //! | [`introduce`] | how two cores that proved each other over TCP find each other's queue pair; no device in there |
+//! | `ways` | by which addresses a connection goes |
+//! | `numa` | which memory a device and a thread are near to |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
 //! | [`inventory`] | what RDMA a machine has, and which ports are a member's rails |
 //! | `limits` | every bound and time |
@@ -75,6 +77,7 @@ pub mod limits;
 mod linked;
 pub mod links;
 mod message;
+mod numa;
 mod rail;
 mod rails;
 mod seat;
@@ -83,6 +86,7 @@ mod status;
 mod transport;
 #[allow(unsafe_code)]
 mod verbs;
+mod ways;
 mod wire;
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddress, PortInfo};

@@ -41,6 +41,12 @@ pub const IDLE_S: u64 = 300;
 pub const IDLE_SERVING_S: u64 = 2 * IDLE_S;
 /// One that is to make room for another has carried nothing for so long.
 pub const IDLE_FOR_ROOM_S: u64 = 5;
+/// A link on which so many bytes are asked for at once gets a connection by each rail.
+pub const STRIPE_BYTES: u64 = 1 << 20;
+/// When one of those could not be made, it is tried again after so long.
+pub const STRIPE_PAUSE_S: u64 = 60;
+/// A connection that held for so long is made the same way again.
+pub const HELD_S: u64 = 60;
 /// A core whose device broke tries to open it again after so long.
 pub const REOPEN_PAUSE_MS: u64 = 5_000;
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use forebay_engine::ring::Doorbell;
 
 use crate::auto::{Linked, Readiness};
 use crate::endpoint::{Shared, devices, verbs};
-use crate::limits::INTRODUCE_MS;
+use crate::limits::{INTRODUCE_MS, STRIPE_BYTES, STRIPE_PAUSE_S};
 use crate::links::LinkState;
 use crate::seat::{Seat, ToControl, ToCore};
 use crate::{CmId, ConnectionId, RdmaTransport, VerbsError};
@@ -34,6 +35,10 @@ struct Known {
     by: CmId,
     peer: PeerCore,
     asks: bool,
+    /// Of one that the peer asks on: the address that it comes from.
+    at: Option<IpAddr>,
+    /// Requests go over it.
+    is_up: bool,
 }
 
 /// Kept failures of links that nobody asks for any more.
@@ -48,6 +53,10 @@ pub struct LinkedTransport {
     clock: Box<dyn Clock>,
     wanted: BTreeMap<PeerCore, Wanted>,
     known: BTreeMap<ConnectionId, Known>,
+    /// Devices of this core.
+    rails: usize,
+    /// Links that have fewer connections than there are rails; until then no other is tried.
+    not_wider_before: BTreeMap<PeerCore, Time>,
 }
 
 impl fmt::Debug for LinkedTransport {
@@ -67,9 +76,10 @@ impl LinkedTransport {
         doorbell: Arc<Doorbell>,
         clock: impl Clock + Clone + 'static,
     ) -> Result<LinkedTransport, VerbsError> {
+        let devices = devices(&shared.rails);
         let transport = RdmaTransport::new(
             &verbs()?,
-            &devices(&shared.rails),
+            &devices,
             &arena,
             shared.credit_bytes,
             Box::new(clock.clone()),
@@ -82,6 +92,8 @@ impl LinkedTransport {
             clock: Box::new(clock),
             wanted: BTreeMap::new(),
             known: BTreeMap::new(),
+            rails: devices.len(),
+            not_wider_before: BTreeMap::new(),
         })
     }
 
@@ -95,7 +107,7 @@ impl LinkedTransport {
             ToCore::Offer { by, to, prepare } => {
                 let offered = self.transport.offer(&prepare);
                 if let Ok((id, _)) = &offered {
-                    self.know(*id, by, to, true);
+                    self.know(*id, by, (to, None), true);
                 }
                 let offered = offered.map_err(|error| error.to_string());
                 let core = self.core;
@@ -104,18 +116,20 @@ impl LinkedTransport {
             ToCore::Accept {
                 by,
                 from,
+                at,
                 prepare,
                 connect,
             } => {
                 // One that the peer has given up, though nobody was told.
                 let before = self.known.iter();
-                let before = before.filter(|(_, known)| !known.asks && known.peer == from);
+                let before =
+                    before.filter(|(_, known)| !known.asks && known.peer == from && known.at == at);
                 for id in before.map(|(id, _)| *id).collect::<Vec<_>>() {
                     self.transport.close(id, "the peer has made another");
                 }
                 let accepted = self.transport.accept(from.peer, &prepare, &connect);
                 if let Ok((id, ..)) = &accepted {
-                    self.know(*id, by, from, false);
+                    self.know(*id, by, (from, at), false);
                     self.is_up(*id);
                 }
                 let accepted = accepted.map_err(|error| error.to_string());
@@ -143,22 +157,51 @@ impl LinkedTransport {
         }
     }
 
-    fn know(&mut self, id: ConnectionId, by: CmId, peer: PeerCore, asks: bool) {
+    fn know(
+        &mut self,
+        id: ConnectionId,
+        by: CmId,
+        (peer, at): (PeerCore, Option<IpAddr>),
+        asks: bool,
+    ) {
         let record = self.shared.links.record(self.core, peer, asks);
         self.transport.record(id, record);
-        self.known.insert(id, Known { by, peer, asks });
+        let known = Known {
+            by,
+            peer,
+            asks,
+            at,
+            is_up: false,
+        };
+        self.known.insert(id, known);
     }
 
-    fn is_up(&self, id: ConnectionId) {
-        if let Some(known) = self.known.get(&id) {
-            let links = &self.shared.links;
-            links
-                .record(self.core, known.peer, known.asks)
-                .set(LinkState::Up);
+    fn is_up(&mut self, id: ConnectionId) {
+        if let Some(known) = self.known.get_mut(&id) {
+            known.is_up = true;
+            let (peer, asks) = (known.peer, known.asks);
+            let record = self.shared.links.record(self.core, peer, asks);
+            record.set(LinkState::Up);
+            record.set_connections(self.count(peer, asks));
         }
     }
 
+    /// Connections of a link that are up.
+    fn count(&self, peer: PeerCore, asks: bool) -> usize {
+        let all = self.known.values();
+        all.filter(|known| known.is_up && known.peer == peer && known.asks == asks)
+            .count()
+    }
+
     fn failed(&mut self, to: PeerCore, why: String) {
+        // One of several: the others carry on.
+        if self.transport.reaches(to) {
+            tracing::debug!(peer = to.peer.0, "RDMA: no further connection: {why}");
+            let at = self.clock.now() + Duration::from_secs(STRIPE_PAUSE_S);
+            self.not_wider_before.insert(to, at);
+            self.wanted.remove(&to);
+            return;
+        }
         if self.wanted.len() >= FAILED_MAX {
             self.wanted
                 .retain(|_, wanted| matches!(wanted, Wanted::Since(_)));
@@ -168,18 +211,41 @@ impl LinkedTransport {
         self.wanted.insert(to, Wanted::Failed(why));
     }
 
+    /// Wants a further connection of a link that is asked for much at once, if there is a rail without one.
+    fn widen(&mut self, to: PeerCore, len_bytes: usize) {
+        let asked_bytes = self.transport.under_way_bytes(to) + len_bytes as u64;
+        if self.rails < 2 || asked_bytes < STRIPE_BYTES || self.wanted.contains_key(&to) {
+            return;
+        }
+        let without = self.transport.devices_to(to);
+        let now = self.clock.now();
+        // No connection at all is begun by `prepare`.
+        if without.is_empty() || without.len() >= self.rails {
+            return;
+        }
+        match self.not_wider_before.get(&to) {
+            Some(until) if now < *until => return,
+            _ => _ = self.not_wider_before.remove(&to),
+        }
+        self.wanted.insert(to, Wanted::Since(now));
+        let core = self.core;
+        self.shared.tell(ToControl::Want { core, to, without });
+    }
+
     /// Tells of connections that have ended by themselves.
     fn look_for_ends(&mut self) {
         for (id, why) in self.transport.take_ended() {
             let Some(known) = self.known.remove(&id) else {
                 continue;
             };
-            let (core, links) = (self.core, &self.shared.links);
-            // Another may have taken its place.
+            let record = (self.shared.links).record(self.core, known.peer, known.asks);
+            let left = self.count(known.peer, known.asks);
+            record.set_connections(left);
+            // Another may have taken its place, or be being made.
             let other = self.known.values();
             let is_other = |other: &Known| other.peer == known.peer && other.asks == known.asks;
             if !other.into_iter().any(is_other) {
-                links.record(core, known.peer, known.asks).down(why);
+                record.down(why);
             }
             self.shared.tell(ToControl::Ended { by: known.by });
         }
@@ -187,6 +253,10 @@ impl LinkedTransport {
 }
 
 impl Linked for LinkedTransport {
+    fn reaches(&self, to: PeerCore) -> bool {
+        self.transport.reaches(to)
+    }
+
     fn prepare(&mut self, to: PeerCore) -> Readiness {
         if self.transport.reaches(to) {
             return Readiness::Ready;
@@ -212,7 +282,8 @@ impl Linked for LinkedTransport {
             .links
             .record(core, to, true)
             .set(LinkState::Connecting);
-        self.shared.tell(ToControl::Want { core, to });
+        let without = Vec::new();
+        self.shared.tell(ToControl::Want { core, to, without });
         Readiness::Connecting
     }
 }
@@ -220,6 +291,9 @@ impl Linked for LinkedTransport {
 impl Transport for LinkedTransport {
     #[allow(clippy::result_large_err)]
     fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        if let TransportOp::Fetch { to, lease, .. } = &op {
+            self.widen(*to, lease.len());
+        }
         self.transport.submit(op)
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use forebay_engine::ports::PeerCore;
 use parking_lot::Mutex;
@@ -29,6 +29,8 @@ pub struct LinkStatus {
     pub asks: bool,
     /// Now.
     pub state: LinkState,
+    /// Connections that are up: one for each rail that is used.
+    pub connections: usize,
     /// Bytes of answers sent since the process started.
     pub sent_bytes: u64,
     /// Bytes of answers received since the process started.
@@ -45,6 +47,7 @@ type LinkKey = (u16, PeerCore, bool);
 pub struct LinkRecord {
     sent: AtomicU64,
     received: AtomicU64,
+    connections: AtomicUsize,
     state: Mutex<(LinkState, Option<String>)>,
 }
 
@@ -53,12 +56,17 @@ impl LinkRecord {
         Self {
             sent: AtomicU64::new(0),
             received: AtomicU64::new(0),
+            connections: AtomicUsize::new(0),
             state: Mutex::new((LinkState::Down, None)),
         }
     }
 
     pub(crate) fn set(&self, state: LinkState) {
         self.state.lock().0 = state;
+    }
+
+    pub(crate) fn set_connections(&self, count: usize) {
+        self.connections.store(count, Ordering::Relaxed);
     }
 
     pub(crate) fn down(&self, why: String) {
@@ -103,6 +111,7 @@ impl Links {
                 core: *core,
                 asks: *asks,
                 state,
+                connections: record.connections.load(Ordering::Relaxed),
                 sent_bytes: record.sent.load(Ordering::Relaxed),
                 received_bytes: record.received.load(Ordering::Relaxed),
                 // Of one that is up again it says nothing.

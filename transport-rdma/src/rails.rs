@@ -82,6 +82,11 @@ impl Rails {
         self.places.len()
     }
 
+    /// The name of one.
+    pub fn device(&self, at: usize) -> &str {
+        self.places.get(at).map_or("", |place| &place.config.device)
+    }
+
     /// Which one a device is.
     pub fn position(&self, device: &str) -> Option<usize> {
         let mut places = self.places.iter();

@@ -1,5 +1,6 @@
 //! What the control thread and the cores tell each other.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
@@ -22,6 +23,8 @@ pub(crate) enum ToCore {
     Accept {
         by: CmId,
         from: PeerCore,
+        /// The address that it comes from.
+        at: Option<IpAddr>,
         prepare: PrepareStep,
         connect: ConnectSteps,
     },
@@ -47,6 +50,8 @@ pub(crate) enum ToControl {
     Want {
         core: u16,
         to: PeerCore,
+        /// Devices by which it reaches it already.
+        without: Vec<String>,
     },
     /// What the other said over TCP.
     Invited {
@@ -77,13 +82,16 @@ pub(crate) enum ToControl {
 /// Where a core is reached.
 pub(crate) struct Seat {
     pub arrivals: SegQueue<ToCore>,
+    /// The NUMA node that the core is on, where that is known.
+    pub node: Option<u32>,
     doorbell: Arc<Doorbell>,
 }
 
 impl Seat {
-    pub fn new(doorbell: Arc<Doorbell>) -> Arc<Seat> {
+    pub fn new(doorbell: Arc<Doorbell>, node: Option<u32>) -> Arc<Seat> {
         Arc::new(Seat {
             arrivals: SegQueue::new(),
+            node,
             doorbell,
         })
     }

@@ -33,7 +33,8 @@ use crate::{ConnectSteps, PrepareStep, Verbs, VerbsError};
 pub struct RdmaTransport {
     clock: Box<dyn Clock>,
     connections: BTreeMap<ConnectionId, Connection>,
-    by_peer: BTreeMap<PeerCore, ConnectionId>,
+    /// Connections to ask on, by whom: one for each rail at most.
+    by_peer: BTreeMap<PeerCore, Vec<ConnectionId>>,
     last_id: ConnectionId,
     /// Connections with something to post.
     dirty: BTreeSet<ConnectionId>,
@@ -166,7 +167,13 @@ impl RdmaTransport {
             return Err(error);
         }
         connection.side = Side::Asking(Asking::new(grant, key, now));
-        if let Some(before) = self.by_peer.insert(to, id) {
+        let at = connection.rail;
+        let connections = &self.connections;
+        let same_rail = |other: &ConnectionId| connections.get(other).is_some_and(|c| c.rail == at);
+        let lanes = self.by_peer.entry(to).or_default();
+        let before = lanes.iter().copied().find(same_rail);
+        lanes.push(id);
+        if let Some(before) = before {
             self.end(before, &Ended::Closed("another has taken its place"));
         }
         Ok(())
@@ -209,6 +216,56 @@ impl RdmaTransport {
     /// Whether requests to a peer's core go this way now.
     pub fn reaches(&self, to: PeerCore) -> bool {
         self.by_peer.contains_key(&to)
+    }
+
+    /// Devices by which requests to a peer's core go now.
+    pub fn devices_to(&self, to: PeerCore) -> Vec<String> {
+        let lanes = self.by_peer.get(&to).into_iter().flatten();
+        let lanes = lanes.filter_map(|id| self.connections.get(id));
+        lanes
+            .map(|connection| self.rails.device(connection.rail).to_owned())
+            .collect()
+    }
+
+    /// Bytes of answers of a peer's core that are under way.
+    pub fn under_way_bytes(&self, to: PeerCore) -> u64 {
+        let lanes = self.by_peer.get(&to).into_iter().flatten();
+        lanes.map(|id| self.lane_bytes(*id)).sum()
+    }
+
+    fn lane_bytes(&self, id: ConnectionId) -> u64 {
+        match self.connections.get(&id).map(|connection| &connection.side) {
+            Some(Side::Asking(asking)) => asking.under_way_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Asks by the connection that has the fewest bytes under way, or by another when that one takes no more.
+    #[allow(clippy::result_large_err)]
+    fn ask(&mut self, to: PeerCore, op: TransportOp) -> Result<(), Full<TransportOp>> {
+        let lanes = self.by_peer.get(&to).map_or(&[][..], Vec::as_slice);
+        let least = (0..lanes.len()).min_by_key(|at| self.lane_bytes(lanes[*at]));
+        let Some(least) = least else {
+            self.events
+                .extend(unreachable(op, TransportError::Unreachable));
+            return Ok(());
+        };
+        let mut left = op;
+        for at in least..least + lanes.len() {
+            let id = lanes[at % lanes.len()];
+            let connection = self.connections.get_mut(&id);
+            let Some(Side::Asking(asking)) = connection.map(|found| &mut found.side) else {
+                continue;
+            };
+            match asking.ask(left) {
+                Ok(()) => {
+                    self.dirty.insert(id);
+                    return Ok(());
+                }
+                Err(Full(op)) => left = op,
+            }
+        }
+        Err(Full(left))
     }
 
     /// Connections that are there, also those that are being ended.
@@ -408,7 +465,10 @@ impl RdmaTransport {
 
     /// Begins to end a connection: no request goes there any more, and its queue pair goes into error.
     fn end(&mut self, id: ConnectionId, why: &Ended) {
-        self.by_peer.retain(|_, other| *other != id);
+        self.by_peer.retain(|_, lanes| {
+            lanes.retain(|other| *other != id);
+            !lanes.is_empty()
+        });
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
@@ -571,17 +631,7 @@ impl Transport for RdmaTransport {
                 .extend(unreachable(op, TransportError::Protocol));
             return Ok(());
         }
-        let id = self.by_peer.get(&to).copied();
-        let connection = id.and_then(|id| self.connections.get_mut(&id));
-        let Some((id, Side::Asking(asking))) = id.zip(connection.map(|found| &mut found.side))
-        else {
-            self.events
-                .extend(unreachable(op, TransportError::Unreachable));
-            return Ok(());
-        };
-        asking.ask(op)?;
-        self.dirty.insert(id);
-        Ok(())
+        self.ask(to, op)
     }
 
     fn poll(&mut self) -> Option<TransportEvent> {

@@ -133,6 +133,9 @@ pub struct LinkReport {
     pub transport: String,
     /// `connecting`, `up` or `down`.
     pub state: String,
+    /// Of `rdma`: queue pairs that are up, one for each rail that is used.
+    #[serde(default)]
+    pub connections: usize,
     /// Bytes sent.
     pub sent_bytes: u64,
     /// Bytes received.
@@ -270,6 +273,7 @@ impl GroupReport {
                 LinkStateRdma::Down => "down",
             }
             .to_owned(),
+            connections: link.connections,
             sent_bytes: link.sent_bytes,
             received_bytes: link.received_bytes,
             last_error: link.last_error,
@@ -305,6 +309,7 @@ impl GroupReport {
                 LinkState::Down => "down",
             }
             .to_owned(),
+            connections: 0,
             sent_bytes: link.sent_bytes,
             received_bytes: link.received_bytes,
             last_error: link.last_error.clone(),

@@ -26,6 +26,11 @@ struct Verbs {
 }
 
 impl Linked for Verbs {
+    // Links of one connection.
+    fn reaches(&self, _to: PeerCore) -> bool {
+        false
+    }
+
     fn prepare(&mut self, _to: PeerCore) -> Readiness {
         match self.pairs.get() {
             Pairs::All => Readiness::Ready,

@@ -237,6 +237,14 @@ impl Cm {
         })
     }
 
+    /// The address of the peer of a connection; none when it has no IP address.
+    pub fn peer(&self, id: CmId) -> Option<IpAddr> {
+        let raw = self.raw(id).ok()?;
+        // SAFETY: the identifier lives, and no call is writing to it: that takes `&mut self`.
+        let told = unsafe { raw.as_ref() };
+        ip_of(&told.route.addr.dst_addr)
+    }
+
     /// How to prepare the queue pair of a connection whose route is resolved, or that was asked for.
     pub fn prepare_step(&mut self, id: CmId) -> Result<PrepareStep, VerbsError> {
         let device = self.place(id)?.device;
@@ -537,6 +545,20 @@ fn millis(limit: Duration) -> c_int {
 }
 
 /// What errors call a connection.
+/// The IP address in a socket's address; none of another family.
+fn ip_of(address: &[u64; 16]) -> Option<IpAddr> {
+    let mut bytes = [0; 128];
+    for (place, word) in bytes.chunks_exact_mut(8).zip(address) {
+        place.copy_from_slice(&word.to_ne_bytes());
+    }
+    let family = i32::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
+    match family {
+        libc::AF_INET => <[u8; 4]>::try_from(&bytes[4..8]).ok().map(IpAddr::from),
+        libc::AF_INET6 => <[u8; 16]>::try_from(&bytes[8..24]).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
 fn named(id: CmId) -> String {
     format!("RDMA connection {}", id.0)
 }
@@ -575,5 +597,33 @@ impl SocketStorage {
             SocketStorage::V4(v4) => ptr::from_mut(v4).cast(),
             SocketStorage::V6(v6) => ptr::from_mut(v6).cast(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_read_as_the_kernel_writes_them() {
+        for at in ["10.9.0.7:80", "[fd00::7]:80"] {
+            let at: SocketAddr = at.parse().unwrap();
+            let mut storage = SocketStorage::new(at);
+            let len_bytes = match storage {
+                SocketStorage::V4(_) => size_of::<libc::sockaddr_in>(),
+                SocketStorage::V6(_) => size_of::<libc::sockaddr_in6>(),
+            };
+            let mut words = [0_u64; 16];
+            // SAFETY: the storage has that many bytes, all of them with a value, and the array has more.
+            unsafe {
+                ptr::copy_nonoverlapping(
+                    storage.as_mut_ptr().cast::<u8>(),
+                    words.as_mut_ptr().cast(),
+                    len_bytes,
+                );
+            }
+            assert_eq!(ip_of(&words), Some(at.ip()));
+        }
+        assert_eq!(ip_of(&[0; 16]), None);
     }
 }

@@ -165,7 +165,10 @@ fn link(link: &LinkReport) -> Vec<String> {
     vec![
         format!("{way} {}", link.peer),
         format!("{} - {}", link.core, link.peer_core),
-        link.transport.clone(),
+        match link.connections {
+            0 | 1 => link.transport.clone(),
+            rails => format!("{} by {rails} rails", link.transport),
+        },
         link.state.clone(),
         Bytes(link.sent_bytes).to_string(),
         Bytes(link.received_bytes).to_string(),
