@@ -585,12 +585,22 @@ impl Control {
     }
 
     fn steps(&mut self, by: CmId) -> Result<(PrepareStep, ConnectSteps), VerbsError> {
-        Ok((self.cm.prepare_step(by)?, self.cm.connect_steps(by)?))
+        let prepare = self.cm.prepare_step(by)?;
+        let connect = self.connect_steps(by, prepare.device())?;
+        Ok((prepare, connect))
+    }
+
+    /// How to connect by a device, with packets marked as its rail wants.
+    fn connect_steps(&mut self, by: CmId, device: &str) -> Result<ConnectSteps, VerbsError> {
+        let rail = self.shared.rails.iter().find(|rail| rail.device == device);
+        let marking = rail.map(|rail| rail.marking).unwrap_or_default();
+        Ok(self.cm.connect_steps(by)?.marked(marking))
     }
 
     /// The peer accepts: only one that proves who it is may write into this node's memory.
     fn answered(&mut self, by: CmId, queue_pair: u32, private: &[u8]) {
-        let connect = self.cm.connect_steps(by);
+        let place = self.cm.place(by);
+        let connect = place.and_then(|place| self.connect_steps(by, &place.device));
         let Some(making) = self.making.get_mut(&by) else {
             return self.cm.close(by);
         };

@@ -285,6 +285,7 @@ mod tests {
             gid_index: 3,
             ip: IpAddr::from([10, 0, 0, last]),
             node: None,
+            marking: Default::default(),
         }
     }
 

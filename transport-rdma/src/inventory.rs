@@ -82,6 +82,17 @@ pub struct Wanted {
     pub port: Option<u8>,
     /// `--rdma-gid-index`: this entry of the port's table, not the one that is the address.
     pub gid_index: Option<u8>,
+    /// `--rdma-traffic-class`, `--rdma-service-level`.
+    pub marking: Marking,
+}
+
+/// How a network is told which of its classes packets belong to. What is not given here is as the connection manager has it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marking {
+    /// The traffic class of packets with a global route, so of all of RoCE: its upper six bits are the DSCP of RoCE v2.
+    pub traffic_class: Option<u8>,
+    /// The service level, 0 to 15, which InfiniBand maps to a virtual lane; with RoCE the priority of a VLAN's tag.
+    pub service_level: Option<u8>,
 }
 
 /// One way to peers: a port, by one of its GIDs.
@@ -97,6 +108,8 @@ pub struct Rail {
     pub ip: IpAddr,
     /// The NUMA node that the device is near to, where the machine says.
     pub node: Option<u32>,
+    /// How this node's packets are marked.
+    pub marking: Marking,
 }
 
 impl fmt::Display for Rail {
@@ -295,6 +308,7 @@ impl Search<'_> {
                 gid_index: chosen.index,
                 ip,
                 node,
+                marking: self.wanted.marking,
             }),
         })
     }
@@ -452,6 +466,7 @@ mod tests {
             devices: devices.iter().map(|name| (*name).to_owned()).collect(),
             port,
             gid_index,
+            marking: Marking::default(),
         };
         let address = by([10, 0, 0, 1]);
         assert!(found(&wanted(&["mlx5_0"], Some(1), None), &address).is_ok());

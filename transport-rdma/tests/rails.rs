@@ -21,7 +21,7 @@ use forebay_engine::wire::hello::Key;
 use forebay_transport_rdma::auto::{Linked, Readiness};
 use forebay_transport_rdma::endpoint::{EndpointConfig, Invite, Told};
 use forebay_transport_rdma::introduce::{Ends, Session};
-use forebay_transport_rdma::inventory::Rail;
+use forebay_transport_rdma::inventory::{Marking, Rail};
 use forebay_transport_rdma::{Endpoint, LinkedTransport, Verbs};
 
 const ASKER: PeerId = PeerId(1);
@@ -76,6 +76,10 @@ fn rail(device: &str) -> Rail {
         gid_index: 1,
         ip: ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
         node: None,
+        marking: Marking {
+            traffic_class: Some(106),
+            service_level: Some(3),
+        },
     }
 }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use forebay_membership::local::Network;
 use forebay_membership::seeds::Seed;
-use forebay_transport_rdma::inventory::Wanted;
+use forebay_transport_rdma::inventory::{Marking, Wanted};
 
 use super::ServingArgs;
 use crate::source::Source;
@@ -100,6 +100,13 @@ pub struct RdmaArgs {
     /// Use this entry of the port's table of GIDs. Without it the RoCE v2 one of the address.
     #[arg(long, env = "FOREBAY_RDMA_GID_INDEX", value_name = "N", value_parser = whole::<u8>(0..=u8::MAX as u64))]
     pub rdma_gid_index: Option<u8>,
+    /// The traffic class of this node's packets (RoCE v2: four times the DSCP), where the network's lossless class is not
+    /// the default. 106 is DSCP 26 with ECN, as many networks have it.
+    #[arg(long, env = "FOREBAY_RDMA_TRAFFIC_CLASS", value_name = "N", value_parser = whole::<u8>(0..=u8::MAX as u64))]
+    pub rdma_traffic_class: Option<u8>,
+    /// The service level of this node's packets. Without it what the subnet manager says.
+    #[arg(long, env = "FOREBAY_RDMA_SERVICE_LEVEL", value_name = "N", value_parser = whole::<u8>(0..=15))]
+    pub rdma_service_level: Option<u8>,
 }
 
 impl RdmaArgs {
@@ -109,6 +116,10 @@ impl RdmaArgs {
             devices: self.rdma_device.clone(),
             port: self.rdma_port,
             gid_index: self.rdma_gid_index,
+            marking: Marking {
+                traffic_class: self.rdma_traffic_class,
+                service_level: self.rdma_service_level,
+            },
         }
     }
 }

@@ -5,7 +5,7 @@ use forebay_cli::args::Cli;
 use super::support::{Place, have_fuse};
 
 /// A wrong value for each option that takes one: what of the error says what to do.
-const WRONG: [(&str, &str, &str); 42] = [
+const WRONG: [(&str, &str, &str); 44] = [
     ("--attr-ttl", "soon", "write `1s`, `5m`, `250ms`"),
     ("--cache-dir", "/nvme*", "name each directory"),
     ("--cache-group", "a/b", "use 1 to 128 letters"),
@@ -60,6 +60,16 @@ const WRONG: [(&str, &str, &str); 42] = [
         "write a whole number from 0 to 255",
     ),
     ("--rdma-port", "0", "write a whole number from 1 to 255"),
+    (
+        "--rdma-service-level",
+        "16",
+        "write a whole number from 0 to 15",
+    ),
+    (
+        "--rdma-traffic-class",
+        "x",
+        "write a whole number from 0 to 255",
+    ),
     ("--region", "", "a value is required"),
     ("--stale-max", "never", "write `1s`, `5m`, `250ms`"),
     ("--status", "7-7", "`forebay warmup --status` lists them"),

@@ -14,7 +14,7 @@ fn the_doctor_sees_the_device_and_finds_the_rail_of_its_address() {
     let wanted = Wanted {
         devices: vec![config.device.clone()],
         port: Some(config.port),
-        gid_index: None,
+        ..Wanted::default()
     };
     let question = Question {
         memory_bytes: 1 << 30,

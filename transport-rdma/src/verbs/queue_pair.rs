@@ -11,6 +11,7 @@ use super::completion::{CompletionQueue, QueueShared};
 use super::device::{call_failed, call_failed_with};
 use super::memory::{Access, DomainShared, LocalSlice, ProtectionDomain};
 use crate::asking::Destroyed;
+use crate::inventory::Marking;
 use crate::limits::{
     ACK_TIMEOUT_EXPONENT, HOPS_MAX, MESSAGE_BYTES_MAX, RECEIVER_NOT_READY_RETRIES_MAX,
     RECEIVER_NOT_READY_TIMER, RETRIES_MAX,
@@ -65,6 +66,20 @@ impl PrepareStep {
 pub struct ConnectSteps {
     pub(super) to_receive: Step,
     pub(super) to_send: Step,
+}
+
+impl ConnectSteps {
+    /// The same, with packets marked so.
+    pub fn marked(mut self, marking: Marking) -> ConnectSteps {
+        let path = &mut self.to_receive.attributes.ah_attr;
+        if let Some(traffic_class) = marking.traffic_class {
+            path.grh.traffic_class = traffic_class;
+        }
+        if let Some(service_level) = marking.service_level {
+            path.sl = service_level;
+        }
+        self
+    }
 }
 
 /// One end of a reliable connection. Owned by the thread that made it.
@@ -502,5 +517,36 @@ impl Drop for QueuePair {
         {
             tracing::warn!("{error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_marked_as_told_and_else_as_the_connection_manager_has_it() {
+        let mut attributes = ibv_qp_attr::zeroed();
+        attributes.ah_attr.grh.traffic_class = 8;
+        attributes.ah_attr.sl = 1;
+        let step = Step {
+            attributes,
+            which: IBV_QP_AV,
+        };
+        let steps = ConnectSteps {
+            to_receive: step,
+            to_send: step,
+        };
+        let marks = |traffic_class, service_level| {
+            let marking = Marking {
+                traffic_class,
+                service_level,
+            };
+            let path = steps.marked(marking).to_receive.attributes.ah_attr;
+            (path.grh.traffic_class, path.sl)
+        };
+        assert_eq!(marks(None, None), (8, 1));
+        assert_eq!(marks(Some(106), None), (106, 1));
+        assert_eq!(marks(Some(0), Some(3)), (0, 3));
     }
 }
