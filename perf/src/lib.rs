@@ -7,8 +7,10 @@
 //! | [`disk`] | the engine's disk tier in a loop of its own; traces, a model of its policy |
 //! | [`fio`] | the yardstick for disks |
 //! | [`network`] | fetches from another process, and the yardsticks for them |
+//! | [`guest`] | figures measured in a guest that has an RDMA device |
 //! | [`turns`] | two sides that take turns, and their ratio |
 //! | [`run`] | how much is measured, and where files are put |
+//! | [`cpus`] | which processors two sides run on |
 //! | [`direct`] | O_DIRECT files and aligned buffers |
 //! | [`null_server`] | the yardstick: a FUSE server that answers reads with zeros |
 //! | [`bucket`] | objects, and the server that counts what it hands out of them |
@@ -23,11 +25,13 @@
 
 pub mod bench;
 pub mod bucket;
+pub mod cpus;
 pub mod direct;
 pub mod disk;
 pub mod figures;
 pub mod fio;
 pub mod group;
+pub mod guest;
 pub mod interrupt;
 pub mod load;
 pub mod network;

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -9,8 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use forebay_perf::figures::Figure;
-use forebay_perf::run::Run;
-use forebay_perf::{interrupt, network, null_server, report, samples};
+use forebay_perf::network::node::{self, Poll, Way};
+use forebay_perf::network::ours::{self, Load};
+use forebay_perf::network::port::PortArgs;
+use forebay_perf::network::read_or_write;
+use forebay_perf::run::{Rdma, Run};
+use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
 
 /// Measures Forebay's figures. A missed target is reported, and no failure; what could not be
 /// measured is a failure.
@@ -31,6 +36,14 @@ struct Args {
     /// Where files of some GiB are made, on the disk to be measured. Default: beside this program.
     #[arg(long, global = true, env = "FOREBAY_PERF_DIR")]
     dir: Option<PathBuf>,
+    #[command(flatten)]
+    port: PortArgs,
+    /// The folder that holds perftest.
+    #[arg(long, global = true, hide = true)]
+    perftest: Option<PathBuf>,
+    /// Where what was measured is put for whoever booted the guest.
+    #[arg(long, global = true, hide = true)]
+    parts: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -42,20 +55,34 @@ enum Cmd {
     },
     /// Measures all figures, and ends with all their lines.
     Figures,
-    /// The peer that tcp-1m and tcp-4k fetch from, until it is killed.
+    /// The peer that tcp-* and rdma-* fetch from, until it is killed.
     #[command(hide = true)]
-    TcpPeer,
+    Peer {
+        /// Where it listens.
+        #[arg(long)]
+        listen: IpAddr,
+        /// When its thread sleeps.
+        #[arg(long, value_enum)]
+        poll: Poll,
+        /// The processor of its thread.
+        #[arg(long)]
+        cpu: Option<usize>,
+    },
+    /// Fetches from a peer for a while and tells how fast, to be looked at with a profiler: over RDMA with --device.
+    #[command(hide = true)]
+    Fetch {
+        /// Bytes of one fetch.
+        len_bytes: usize,
+        /// Fetches under way.
+        depth: usize,
+        /// For so long.
+        seconds: u64,
+        /// When threads sleep.
+        #[arg(long, value_enum, default_value = "auto")]
+        poll: Poll,
+    },
     /// Blocks over verbs, written by their owner and read by who asks, in turns: the experiment behind decision 25.
     ReadOrWrite {
-        /// The RDMA device.
-        #[arg(long, env = "FOREBAY_RDMA_DEVICE")]
-        device: String,
-        /// Its port.
-        #[arg(long, env = "FOREBAY_RDMA_PORT", default_value_t = 1)]
-        rdma_port: u8,
-        /// The entry of the port's table of GIDs.
-        #[arg(long, env = "FOREBAY_RDMA_GID_INDEX", default_value_t = 1)]
-        gid_index: u8,
         /// Bytes of a block.
         #[arg(long, default_value_t = 1 << 20)]
         block_bytes: usize,
@@ -122,38 +149,62 @@ fn run(args: &Args) -> Result<bool> {
             }
             Ok(lines.iter().all(Result::is_ok))
         }
-        Cmd::TcpPeer => {
-            network::ours::peer()?;
-            Ok(true)
+        other => hidden(other, args),
+    }
+}
+
+/// What figures run, and what is run to look closer.
+fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
+    let load = |len_bytes: usize, depth: usize, seconds: u64| Load {
+        len_bytes,
+        depth,
+        span: Duration::from_secs(seconds),
+    };
+    match command {
+        Cmd::Figure { .. } | Cmd::Figures => {}
+        Cmd::Peer { listen, poll, cpu } => {
+            node::peer(*listen, args.port.port()?.as_ref(), *poll, *cpu)?;
+        }
+        Cmd::Fetch {
+            len_bytes,
+            depth,
+            seconds,
+            poll,
+        } => {
+            let rdma = args.port.port()?;
+            let listen = rdma.as_ref().map(|port| port.ip);
+            let way = Way {
+                listen: listen.unwrap_or(Ipv4Addr::LOCALHOST.into()),
+                rdma,
+                namespace: None,
+                poll: *poll,
+                cpus: Some(cpus::two()?),
+            };
+            let done = ours::run(&way, &load(*len_bytes, *depth, *seconds))?.measured;
+            let p50 = done
+                .p50_us
+                .map_or(String::new(), |us| format!(", {us:.0} us"));
+            println!(
+                "{:.0} /s, {:.1} MiB/s{p50}",
+                done.iops(),
+                done.mib_per_second()
+            );
         }
         Cmd::ReadOrWrite {
-            device,
-            rdma_port,
-            gid_index,
             block_bytes,
             depth,
             seconds,
             turns,
         } => {
-            let place = network::read_or_write::Place {
-                device: device.clone(),
-                port: *rdma_port,
-                gid_index: *gid_index,
-            };
-            let load = network::ours::Load {
-                len_bytes: *block_bytes,
-                depth: *depth,
-                span: Duration::from_secs(*seconds),
-            };
+            let port = args.port.port()?.context("--device names no device")?;
+            let place = read_or_write::Place::new(&port, None);
             for _ in 0..*turns {
-                network::read_or_write::turn(&place, &load)?;
+                read_or_write::turn(&place, &load(*block_bytes, *depth, *seconds))?;
             }
-            Ok(true)
         }
-        Cmd::NullServer { point, size_bytes } => {
-            null_server::serve(point, *size_bytes).map(|()| true)
-        }
+        Cmd::NullServer { point, size_bytes } => null_server::serve(point, *size_bytes)?,
     }
+    Ok(true)
 }
 
 fn measure(figure: Figure, args: &Args) -> Result<String> {
@@ -162,6 +213,10 @@ fn measure(figure: Figure, args: &Args) -> Result<String> {
         dir: match &args.dir {
             Some(dir) => dir.clone(),
             None => beside_this_program()?,
+        },
+        rdma: Rdma {
+            port: args.port.port()?,
+            perftest: args.perftest.clone(),
         },
     };
     let mark = if run.short {
@@ -176,6 +231,11 @@ fn measure(figure: Figure, args: &Args) -> Result<String> {
     );
     println!("{mark}{}:", figure.name());
     let parts = figure.measure(&run)?;
+    if let Some(path) = &args.parts {
+        // Who booted the guest tells of them.
+        guest::write(path, &parts)?;
+        return Ok(format!("{mark}{}: measured", figure.name()));
+    }
     for part in &parts {
         println!("  {}: {}", part.name, part.detail);
     }

@@ -29,9 +29,7 @@ pub fn processor_time(pid: u32) -> Result<Duration> {
         .zip(field(12))
         .map(|(user, system): (u64, u64)| user + system)
         .with_context(|| format!("{path}: not as expected: {text}"))?;
-    Ok(Duration::from_secs_f64(
-        ticks as f64 / rustix::param::clock_ticks_per_second() as f64,
-    ))
+    Ok(of_ticks(ticks))
 }
 
 /// Processor time that this process's threads have used, user and system. Finer than
@@ -53,6 +51,52 @@ pub fn own_time() -> Result<Duration> {
             .with_context(|| format!("{}: not as expected: {text}", path.display()))?;
     }
     Ok(Duration::from_nanos(sum_ns))
+}
+
+/// Processor time of this process's children that have ended and were waited for, user and system.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn children_time() -> Result<Duration> {
+    let text = fs::read_to_string("/proc/self/stat")?;
+    let fields = text.rsplit_once(')').map(|(_, rest)| rest);
+    let mut fields = fields.unwrap_or_default().split_whitespace().skip(13);
+    let mut field = || fields.next().and_then(|word| word.parse::<u64>().ok());
+    let ticks = field().zip(field()).map(|(user, system)| user + system);
+    Ok(of_ticks(ticks.with_context(|| {
+        format!("/proc/self/stat: not as expected: {text}")
+    })?))
+}
+
+/// Time that all processors together were not idle since the machine was started: also what is no process's, such as the
+/// kernel's work for devices.
+///
+/// # Errors
+/// When the kernel does not tell.
+pub fn machine_busy() -> Result<Duration> {
+    let text = fs::read_to_string("/proc/stat")?;
+    let busy = busy_ticks(&text);
+    Ok(of_ticks(busy.context("/proc/stat: not as expected")?))
+}
+
+/// User, nice, system, then idle and waiting for input, which do not count, then interrupts, their deferred work, stolen.
+fn busy_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let fields: Option<Vec<u64>> = line
+        .split_whitespace()
+        .take(8)
+        .map(|word| word.parse().ok())
+        .collect();
+    match fields?[..] {
+        [user, nice, system, _, _, hard, soft, stolen] => {
+            Some(user + nice + system + hard + soft + stolen)
+        }
+        _ => None,
+    }
+}
+
+fn of_ticks(ticks: u64) -> Duration {
+    Duration::from_secs_f64(ticks as f64 / rustix::param::clock_ticks_per_second() as f64)
 }
 
 /// Bytes that this process had read from storage, as the kernel counts.
@@ -113,6 +157,20 @@ pub fn resident_bytes_max(pid: u32, work: impl FnOnce() -> Result<()>) -> Result
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn idle_processors_are_not_busy() -> Result<()> {
+        let stat = "cpu  10 1 5 1000 500 2 3 4 90 0\ncpu0 10 1 5 1000 500 2 3 4 90 0\n";
+        assert_eq!(busy_ticks(stat), Some(25));
+        assert_eq!(busy_ticks("cpu 1 2\n"), None);
+        let before = machine_busy()?;
+        let (start, mut x) = (own_time()?, 0u64);
+        while own_time()? < start + Duration::from_millis(100) {
+            x = std::hint::black_box(x + 1);
+        }
+        assert!(machine_busy()? >= before + Duration::from_millis(50));
+        Ok(())
+    }
 
     #[test]
     fn reads_its_own_process() -> Result<()> {

@@ -6,6 +6,17 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
+use crate::network::port::Port;
+
+/// Where RDMA is measured.
+#[derive(Clone, Debug, Default)]
+pub struct Rdma {
+    /// On this port; none: in a guest.
+    pub port: Option<Port>,
+    /// A folder that holds perftest; none: it is installed.
+    pub perftest: Option<PathBuf>,
+}
+
 /// One run of the harness.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -13,6 +24,8 @@ pub struct Run {
     pub short: bool,
     /// Where the files lie that the disk figures read: a directory on the disk to be measured.
     pub dir: PathBuf,
+    /// Where RDMA is measured.
+    pub rdma: Rdma,
 }
 
 impl Run {

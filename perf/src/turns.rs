@@ -197,6 +197,7 @@ mod tests {
         let run = Run {
             short: true,
             dir: "/nowhere".into(),
+            rdma: Default::default(),
         };
         let play = |name: &'static str, ios| {
             let order = &order;

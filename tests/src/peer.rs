@@ -106,11 +106,16 @@ impl Responder {
     /// # Errors
     /// When the kernel gives no memory.
     pub fn new(memory_bytes: usize) -> io::Result<Self> {
-        Ok(Self {
-            arena: Arena::new(memory_bytes)?,
+        Ok(Self::over(Arena::new(memory_bytes)?))
+    }
+
+    /// A peer whose answers lie in `arena`.
+    pub fn over(arena: Arena) -> Self {
+        Self {
+            arena,
             buffers: BTreeMap::new(),
             served: 0,
-        })
+        }
     }
 
     /// Answers what has arrived. True when something had.

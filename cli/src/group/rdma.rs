@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use forebay_membership::local::{addresses, published};
-use forebay_transport_rdma::Verbs;
 use forebay_transport_rdma::endpoint::{Endpoint as Rdma, EndpointConfig, Told};
 use forebay_transport_rdma::introduce::{
     Ends, HEAD_BYTES, Offer, Refused, Session, answer, offer_bytes,
 };
 use forebay_transport_rdma::inventory::{Inventory, Rail, rail};
+use forebay_transport_rdma::{Verbs, VerbsError};
 use forebay_transport_tcp::limits::CREDIT_BYTES_DEFAULT;
 use forebay_transport_tcp::{Endpoint as Tcp, Introduction, Introductions, Key};
 use serde::{Deserialize, Serialize};
@@ -134,22 +134,34 @@ fn start(
         cores,
         credit_bytes: CREDIT_BYTES_DEFAULT,
     };
+    let endpoint = introduced(config, tcp, key, runtime).map_err(|error| error.to_string())?;
+    Ok(RdmaWay::new(
+        endpoint,
+        plan.transport == WhichTransport::Rdma,
+    ))
+}
+
+/// An endpoint whose cores are introduced to peers, and peers to them if it serves, by the node's TCP endpoint.
+///
+/// # Errors
+/// What of RDMA this machine lacks.
+pub fn introduced(
+    config: EndpointConfig,
+    tcp: &Tcp,
+    key: &Key,
+    runtime: &Handle,
+) -> Result<Rdma, VerbsError> {
     let (by, at, own) = (tcp.clone(), runtime.clone(), key.clone());
     let invite = move |ends: Ends, told: Told| {
         let (tcp, key) = (by.clone(), own.clone());
         at.spawn(async move { told.tell(ask(&tcp, &key, ends).await) });
     };
-    let endpoint = Rdma::start(config, Box::new(invite), MonotonicClock::start())
-        .map_err(|error| error.to_string())?;
-    if plan.is_member()
-        && let Some(introductions) = tcp.introductions()
-    {
+    let serves = config.serves;
+    let endpoint = Rdma::start(config, Box::new(invite), MonotonicClock::start())?;
+    if serves && let Some(introductions) = tcp.introductions() {
         runtime.spawn(let_in(introductions, endpoint.clone(), key.clone()));
     }
-    Ok(RdmaWay::new(
-        endpoint,
-        plan.transport == WhichTransport::Rdma,
-    ))
+    Ok(endpoint)
 }
 
 fn session(key: &Key, introduction: &Introduction) -> Session {

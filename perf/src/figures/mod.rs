@@ -12,6 +12,7 @@ mod idle;
 mod join;
 mod one_fetch;
 mod one_fetch_local;
+mod rdma;
 mod remote_share;
 mod replacement;
 mod restart;
@@ -56,6 +57,16 @@ pub enum Figure {
     Tcp1m,
     /// Short fetches from a peer over TCP, against UCX.
     Tcp4k,
+    /// Blocks from a peer over RDMA, against perftest's writes.
+    RdmaBw,
+    /// A short block from a peer over RDMA, against perftest's messages one way.
+    RdmaRtt,
+    /// Short blocks from a peer over RDMA, many under way, against perftest's writes.
+    RdmaRate,
+    /// Blocks that who asks reads from a peer's memory, against perftest's reads.
+    RdmaRead,
+    /// Blocks from a peer over RDMA, against the same over TCP.
+    RdmaVsTcp,
     /// Many readers of one cold object through a group.
     OneFetch,
     /// What is read again from the origin when a member joins or leaves.
@@ -68,7 +79,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 17] = [
+    pub const ALL: [Figure; 22] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -82,6 +93,11 @@ impl Figure {
         Figure::Foyer,
         Figure::Tcp1m,
         Figure::Tcp4k,
+        Figure::RdmaBw,
+        Figure::RdmaRtt,
+        Figure::RdmaRate,
+        Figure::RdmaRead,
+        Figure::RdmaVsTcp,
         Figure::OneFetch,
         Figure::Join,
         Figure::Spread,
@@ -104,6 +120,11 @@ impl Figure {
             Figure::Foyer => "foyer",
             Figure::Tcp1m => "tcp-1m",
             Figure::Tcp4k => "tcp-4k",
+            Figure::RdmaBw => "rdma-bw",
+            Figure::RdmaRtt => "rdma-4k-rtt",
+            Figure::RdmaRate => "rdma-rate",
+            Figure::RdmaRead => "rdma-read",
+            Figure::RdmaVsTcp => "rdma-vs-tcp",
             Figure::OneFetch => "one-fetch",
             Figure::Join => "join",
             Figure::Spread => "spread",
@@ -144,6 +165,11 @@ impl Figure {
             Figure::Foyer => versus_foyer::measure(run),
             Figure::Tcp1m => tcp::long(run),
             Figure::Tcp4k => tcp::short(run),
+            Figure::RdmaBw
+            | Figure::RdmaRtt
+            | Figure::RdmaRate
+            | Figure::RdmaRead
+            | Figure::RdmaVsTcp => rdma::measure(self, run),
             Figure::OneFetch => one_fetch::measure(run),
             Figure::Join => join::measure(run),
             Figure::Spread => spread::measure(run),

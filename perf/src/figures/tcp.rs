@@ -1,7 +1,10 @@
 //! `tcp-1m` and `tcp-4k`: fetches from another process by `transport-tcp`, against iperf3 and ucx_perftest.
 
+use std::net::Ipv4Addr;
+
 use anyhow::Result;
 
+use crate::network::node::{Poll, Way};
 use crate::network::ours::{self, Load};
 use crate::network::ucx::Test;
 use crate::network::{iperf3, ucx};
@@ -18,6 +21,17 @@ const SHORT_DEPTH: usize = 32;
 const MESSAGES: u64 = 400_000;
 const GETS: u64 = 60_000;
 
+/// Over the loopback interface.
+fn loopback() -> Way {
+    Way {
+        listen: Ipv4Addr::LOCALHOST.into(),
+        rdma: None,
+        namespace: None,
+        poll: Poll::Auto,
+        cpus: None,
+    }
+}
+
 /// 1 MiB blocks from a peer's memory over one connection.
 pub(super) fn long(run: &Run) -> Result<Vec<Part>> {
     println!("  yardstick: {}", iperf3::version()?);
@@ -26,10 +40,11 @@ pub(super) fn long(run: &Run) -> Result<Vec<Part>> {
         depth: LONG_DEPTH,
         span: run.span(),
     };
+    let way = loopback();
     let sides = turns::take_turns(
         run,
         vec![
-            Player::new("Forebay", |_| ours::run(&load)),
+            Player::new("Forebay", |_| Ok(ours::run(&way, &load)?.measured)),
             Player::new("iperf3", |_| iperf3::run(LONG_BYTES, run.span())),
         ],
     )?;
@@ -60,10 +75,11 @@ pub(super) fn short(run: &Run) -> Result<Vec<Part>> {
         span: run.span(),
     };
     let theirs = |test, count| move |_| ucx::run(test, SHORT_BYTES, SHORT_DEPTH, run.amount(count));
+    let way = loopback();
     let sides = turns::take_turns(
         run,
         vec![
-            Player::new("Forebay", |_| ours::run(&load)),
+            Player::new("Forebay", |_| Ok(ours::run(&way, &load)?.measured)),
             Player::new("UCX-messages", theirs(Test::Messages, MESSAGES)),
             Player::new("UCX-gets", theirs(Test::Gets, GETS)),
         ],

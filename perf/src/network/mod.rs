@@ -2,13 +2,19 @@
 //!
 //! | module | holds |
 //! |---|---|
-//! | [`ours`] | fetches from another process by `transport-tcp` |
+//! | [`ours`] | fetches from another process by our transports |
 //! | [`read_or_write`] | blocks over verbs, moved by either end |
+//! | [`node`] | who asks, and the process that answers |
+//! | [`port`] | the RDMA port that is measured |
+//! | [`perftest`] | messages over RDMA |
 //! | [`iperf3`] | one stream of bytes |
 //! | [`ucx`] | messages over UCX on TCP |
 
 pub mod iperf3;
+pub mod node;
 pub mod ours;
+pub mod perftest;
+pub mod port;
 pub mod read_or_write;
 pub mod ucx;
 

@@ -23,6 +23,8 @@ use forebay_transport_rdma::{
 };
 
 use super::ours::Load;
+use super::port::Port;
+use crate::cpus;
 
 /// Bytes of a request: what members send.
 const REQUEST_BYTES: usize = 80;
@@ -49,6 +51,20 @@ pub struct Place {
     pub port: u8,
     /// The entry of the port's table of GIDs.
     pub gid_index: u8,
+    /// The processors of the owner and of the asker; none: wherever the kernel puts them.
+    pub cpus: Option<[usize; 2]>,
+}
+
+impl Place {
+    /// On a port.
+    pub fn new(port: &Port, cpus: Option<[usize; 2]>) -> Place {
+        Place {
+            device: port.device.clone(),
+            port: port.number,
+            gid_index: port.gid_index,
+            cpus,
+        }
+    }
 }
 
 /// Who moves the bytes.
@@ -115,11 +131,15 @@ pub fn run(place: &Place, way: Way, load: &Load) -> Result<Reached> {
     thread::scope(|scope| {
         let ended = &ended;
         let owner = scope.spawn(move || {
-            let worked = own(place, way, load, &to_asker, &of_asker, &ended[ASKER]);
+            let cpu = place.cpus.map(|[owner, _]| owner);
+            let worked = cpus::pinned(cpu, || {
+                own(place, way, load, &to_asker, &of_asker, &ended[ASKER])
+            });
             ended[OWNER].store(true, Ordering::Relaxed);
             worked
         });
-        let asked = ask(place, way, load, &to_owner, &of_owner, ended);
+        let cpu = place.cpus.map(|[_, asker]| asker);
+        let asked = cpus::pinned(cpu, || ask(place, way, load, &to_owner, &of_owner, ended));
         ended[ASKER].store(true, Ordering::Relaxed);
         let owner = owner.join().map_err(|_| anyhow!("the owner panicked"))?;
         // The one who failed first says why.
