@@ -95,6 +95,8 @@ impl Port {
             port: self.number,
             gid_index: self.gid_index,
             ip: self.ip,
+            // Processors are chosen before.
+            node: None,
         }
     }
 
