@@ -52,6 +52,7 @@ mod tests {
     fn a_thread_stays_where_it_is_put_and_may_leave_again() -> Result<()> {
         let before = sched_getaffinity(None)?;
         let Ok([one, other]) = two() else {
+            println!("SKIPPED: there is one processor only");
             return Ok(());
         };
         assert!(one != other && before.is_set(one) && before.is_set(other));

@@ -97,6 +97,7 @@ impl Port {
             ip: self.ip,
             // Processors are chosen before.
             node: None,
+            marking: Default::default(),
         }
     }
 
