@@ -139,10 +139,11 @@ impl Perftest {
         span: Duration,
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<T> {
-        match self.once(name, arguments, span, &read) {
+        let limit = span + GRACE;
+        match self.once(name, arguments, limit, &read) {
             Err(error) if !interrupt::came() => {
                 println!("  {name}: once more, since {error:#}");
-                self.once(name, arguments, span, &read)
+                self.once(name, arguments, limit, &read)
             }
             outcome => outcome,
         }
@@ -152,10 +153,10 @@ impl Perftest {
         &self,
         name: &str,
         arguments: &[&str],
-        span: Duration,
+        limit: Duration,
         read: impl Fn(&str) -> Option<T>,
     ) -> Result<T> {
-        let end = Instant::now() + span + GRACE;
+        let end = Instant::now() + limit;
         let meeting = free_port()?.to_string();
         let run = |cpu| {
             let mut command = self.program(name, cpu);
@@ -259,6 +260,66 @@ mod tests {
  80      2000          16.39          34266.80      24.70    \t       2192.70     \t3641.97\t\t17089.21 \t\t28929.56
 ---------------------------------------------------------------------------------------
 ";
+
+    /// A server that ends with its client, and a client that finds it at the second try, or never ends.
+    const FAKE: &str = r#"#!/bin/sh
+here=$(dirname "$0")
+for last; do :; done
+if [ "$last" != 127.0.0.1 ]; then
+    until [ -e "$here/over" ]; do sleep 0.05; done
+elif [ -e "$here/hangs" ]; then
+    exec sleep 60
+elif [ -e "$here/asked" ]; then
+    cat "$here/text" && touch "$here/over"
+else
+    touch "$here/asked" && exit 1
+fi
+"#;
+
+    fn fake() -> Result<(tempfile::TempDir, Perftest)> {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir()?;
+        let bin = dir.path().join("usr/bin");
+        std::fs::create_dir_all(&bin)?;
+        std::fs::write(bin.join("ib_fake"), FAKE)?;
+        std::fs::write(bin.join("text"), BANDWIDTH)?;
+        let runs = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(bin.join("ib_fake"), runs)?;
+        let port = Port {
+            device: "rxe0".into(),
+            number: 1,
+            gid_index: 1,
+            ip: std::net::Ipv4Addr::LOCALHOST.into(),
+        };
+        let [one, _] = crate::cpus::two().unwrap_or([0, 0]);
+        let perftest = Perftest {
+            tree: Some(dir.path().into()),
+            port,
+            cpus: [one, one],
+        };
+        Ok((dir, perftest))
+    }
+
+    #[test]
+    fn a_client_that_comes_before_its_server_tries_again() -> Result<()> {
+        let (_dir, perftest) = fake()?;
+        let limit = Duration::from_secs(60);
+        let told = perftest.once("ib_fake", &[], limit, bandwidth)?;
+        assert_eq!(told.mib_per_second, 41.06);
+        Ok(())
+    }
+
+    #[test]
+    fn a_run_that_hangs_is_ended() -> Result<()> {
+        let (dir, perftest) = fake()?;
+        std::fs::write(dir.path().join("usr/bin/hangs"), "")?;
+        let started = Instant::now();
+        let failed = perftest.once("ib_fake", &[], Duration::from_secs(1), bandwidth);
+        let error = format!("{:#}", failed.expect_err("it never ends"));
+        assert!(error.contains("ib_fake hangs"), "{error}");
+        assert!(started.elapsed() < Duration::from_secs(50));
+        Ok(())
+    }
 
     #[test]
     fn reads_what_it_prints() {
