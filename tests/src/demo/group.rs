@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,16 +10,20 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde_json::Value;
 
-use super::Stop;
+use super::links::{self, OverRdma};
 use super::server::Server;
+use super::{Form, Stop};
 use crate::harness::{BucketClient, Member, MemberOptions, Mount, MountOptions, held};
 
 /// The members.
 pub(super) const NODES: [&str; 3] = ["a", "b", "c"];
 /// `--memory` of each member and of the client: less than the bucket, so that it is the disks that hold it.
 const MEMORY: &str = "128MiB";
+/// The same for a small demo.
+const MEMORY_SMALL: &str = "96MiB";
 /// `--cache-size` of each member: the bucket fits.
 const CACHE_SIZE: &str = "1GiB";
+const CACHE_SIZE_SMALL: &str = "256MiB";
 /// Members know each other within seconds; a silent one is out after ten.
 const VIEW_TIMEOUT: Duration = Duration::from_secs(40);
 
@@ -31,20 +35,41 @@ pub(super) struct Site<'a> {
     dir: PathBuf,
     /// `--cache-group`: nobody else's.
     group: String,
-    /// Members are at 127.x.y.1 to 127.x.y.3.
-    net: [u8; 2],
+    form: &'a Form,
+    net: Net,
+}
+
+/// Where the members are.
+#[derive(Debug)]
+enum Net {
+    /// At 127.x.y.1 to 127.x.y.3.
+    Loopback([u8; 2]),
+    /// All at the address of an RDMA port, each at a port of its own from this one on.
+    Rdma(IpAddr, u16),
 }
 
 impl<'a> Site<'a> {
     /// Makes the directories.
-    pub(super) fn new(server: &'a Server, client: &BucketClient, dir: &Path) -> Result<Self> {
+    pub(super) fn new(
+        server: &'a Server,
+        client: &BucketClient,
+        dir: &Path,
+        form: &'a Form,
+    ) -> Result<Self> {
         let site = Self {
             server,
             bucket: client.bucket().to_owned(),
             dir: dir.to_owned(),
             group: format!("demo-{}", std::process::id()),
-            net: free_net()?,
+            net: match &form.rdma {
+                Some(rdma) => Net::Rdma(rdma.group_ip, free_ports(rdma.group_ip)?),
+                None => Net::Loopback(free_net()?),
+            },
+            form,
         };
+        if form.rdma.is_some() {
+            links::write_secret(&site.secret_file())?;
+        }
         std::fs::create_dir(site.point())?;
         for node in NODES {
             std::fs::create_dir(site.cache_dir(node))?;
@@ -82,10 +107,24 @@ impl<'a> Site<'a> {
         }
     }
 
+    fn secret_file(&self) -> PathBuf {
+        self.dir.join("secret")
+    }
+
+    fn memory(&self) -> &'static str {
+        match self.form.small {
+            true => MEMORY_SMALL,
+            false => MEMORY,
+        }
+    }
+
+    /// Address and port.
     fn address(&self, node: &str) -> String {
-        let place = NODES.iter().position(|known| *known == node);
-        let [x, y] = self.net;
-        format!("127.{x}.{y}.{}", place.map_or(0, |place| place + 1))
+        let place = NODES.iter().position(|known| *known == node).unwrap_or(0);
+        match self.net {
+            Net::Loopback([x, y]) => format!("127.{x}.{y}.{}:7440", place + 1),
+            Net::Rdma(ip, first) => std::net::SocketAddr::new(ip, first + place as u16).to_string(),
+        }
     }
 
     fn common_flags(&self, name: &str) -> Vec<OsString> {
@@ -94,16 +133,24 @@ impl<'a> Site<'a> {
         let flags = ["--peers", &peers, "--attr-ttl", "1s", "--log-file"];
         let mut flags: Vec<OsString> = flags.iter().map(OsString::from).collect();
         flags.push(log);
+        if let Some(rdma) = &self.form.rdma {
+            flags.extend(rdma.flags().into_iter().map(OsString::from));
+            flags.extend(["--group-secret-file".into(), self.secret_file().into()]);
+        }
         flags
     }
 
     fn member(&self, node: &str) -> Result<Member> {
         let mut flags = self.common_flags(node);
-        let listen = format!("{}:7440", self.address(node));
+        let listen = self.address(node);
+        let cache_size = match self.form.small {
+            true => CACHE_SIZE_SMALL,
+            false => CACHE_SIZE,
+        };
         // The demo takes its room whatever else the disk holds. One core each: the machine is everybody's.
         let more = [
             ["--listen", &listen],
-            ["--cache-size", CACHE_SIZE],
+            ["--cache-size", cache_size],
             ["--free-space-ratio", "0"],
             ["--cores", "1"],
         ];
@@ -115,7 +162,7 @@ impl<'a> Site<'a> {
             source: format!("s3://{}", self.bucket),
             endpoint: &self.server.endpoint(),
             credentials: self.server.credentials(),
-            memory: MEMORY,
+            memory: self.memory(),
             flags,
         })
     }
@@ -137,7 +184,7 @@ impl<'a> Site<'a> {
                 source: format!("s3://{}", self.bucket),
                 endpoint: &self.server.endpoint(),
                 credentials: self.server.credentials(),
-                memory: MEMORY,
+                memory: self.memory(),
                 flags,
             },
         )
@@ -154,6 +201,18 @@ fn free_net() -> Result<[u8; 2]> {
             (1..=3).all(|host| TcpListener::bind((Ipv4Addr::new(127, *x, *y, host), 7440)).is_ok())
         })
         .context("no free loopback address for the members (127.x.y.z, port 7440)")
+}
+
+/// The first of three ports of an address that nobody listens at.
+fn free_ports(ip: IpAddr) -> Result<u16> {
+    (7441..7741)
+        .step_by(NODES.len())
+        .find(|first| {
+            (0..NODES.len() as u16).all(|place| TcpListener::bind((ip, first + place)).is_ok())
+        })
+        .with_context(|| {
+            format!("no free ports for the members at {ip}: is it an address of this machine?")
+        })
 }
 
 /// The daemons that run. They end with it: the client first.
@@ -241,6 +300,33 @@ impl Group {
             );
             thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Waits until the client asks every member over RDMA; what it has received so from now on.
+    pub(super) fn until_rdma(&self, stop: &Stop) -> Result<OverRdma> {
+        let start = Instant::now();
+        loop {
+            stop.check()?;
+            let client = self.client()?;
+            links::ask_all(client.dir())?;
+            let over = OverRdma::of(group_of(client.ask("status")?.json()));
+            if over.up == self.members.len() {
+                return Ok(over);
+            }
+            ensure!(
+                start.elapsed() < VIEW_TIMEOUT,
+                "the client asks {} of {} members over RDMA; `forebay status` of it: {:?}",
+                over.up,
+                self.members.len(),
+                over.why_not
+            );
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// What the client has received over RDMA.
+    pub(super) fn over_rdma(&self) -> Result<OverRdma> {
+        Ok(OverRdma::of(group_of(self.client()?.ask("status")?.json())))
     }
 
     /// Who the members are, in each daemon's eyes: the view's id, and how many they are.

@@ -8,6 +8,7 @@
 //! | `server` | the S3 server: embedded, SeaweedFS, or somebody's |
 //! | `sources` | the files that the bucket is filled with |
 //! | `group` | the members and the client |
+//! | `links` | their links over RDMA, where it is asked for |
 //! | `warm` | `forebay warmup` and `forebay check` |
 //! | `verify` | workers that read the mount and compare |
 //! | `overwrite` | objects overwritten under an open handle |
@@ -15,6 +16,7 @@
 //! | `table` | what it came to |
 
 mod group;
+mod links;
 mod overwrite;
 mod preflight;
 mod server;
@@ -24,6 +26,7 @@ mod table;
 mod verify;
 mod warm;
 
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Instant;
 
@@ -53,17 +56,36 @@ impl Stop {
     }
 }
 
-/// Runs the demo against the server that `s3` names (`S3=` of `make demo`; none for the embedded
-/// one). All that it made is gone when this returns, also after an error.
+/// Which demo.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Form {
+    /// The S3 server (`S3=` of `make demo`); none for the embedded one.
+    pub s3: Option<String>,
+    /// With a bucket of some megabytes, without the data set.
+    pub small: bool,
+    /// Members and client speak RDMA, and the demo fails when they do not.
+    pub rdma: Option<Rdma>,
+}
+
+/// By which RDMA port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rdma {
+    /// An address of the port, and of all members.
+    pub group_ip: IpAddr,
+    /// `--rdma-device`.
+    pub device: Option<String>,
+}
+
+/// Runs the demo. All that it made is gone when this returns, also after an error.
 ///
 /// # Errors
 /// What the machine lacks, a byte that differs, other origin bytes than claimed, or whatever did not work.
-pub fn run(s3: Option<&str>, stop: &Stop) -> Result<()> {
+pub fn run(form: &Form, stop: &Stop) -> Result<()> {
     let start = Instant::now();
-    preflight::check()?;
+    preflight::check(form.small)?;
     let dir = tempfile::Builder::new().prefix("forebay-demo-").tempdir()?;
-    let server = Server::start(s3, dir.path(), stop)?;
-    let sources = Sources::collect()?;
+    let server = Server::start(form.s3.as_deref(), dir.path(), stop)?;
+    let sources = Sources::collect(form.small)?;
     let client = server.client()?;
     client.create()?;
     let demo = steps::Demo {
@@ -71,6 +93,7 @@ pub fn run(s3: Option<&str>, stop: &Stop) -> Result<()> {
         client: &client,
         sources: &sources,
         dir: dir.path(),
+        form,
         start,
         stop,
     };

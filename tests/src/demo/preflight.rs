@@ -12,19 +12,29 @@ use crate::harness::forebay_binary;
 const MEMORY_BYTES: u64 = 2 << 30;
 /// What three members come to have on disk, with room to spare.
 const DISK_BYTES: u64 = 1 << 30;
+/// Both for a small demo.
+const MEMORY_BYTES_SMALL: u64 = 3 << 28;
+const DISK_BYTES_SMALL: u64 = 1 << 28;
 
 /// Looks at everything before anything is made.
 ///
 /// # Errors
 /// Whatever is missing, with what to do about it.
-pub(super) fn check() -> Result<()> {
+pub(super) fn check(is_small: bool) -> Result<()> {
     let temporary = std::env::temp_dir();
+    let (memory_bytes, disk_bytes) = match is_small {
+        true => (MEMORY_BYTES_SMALL, DISK_BYTES_SMALL),
+        false => (MEMORY_BYTES, DISK_BYTES),
+    };
     let missing: Vec<String> = [
         forebay_binary().err().map(|error| format!("{error:#}")),
         fuse(OpenOptions::new().read(true).write(true).open("/dev/fuse")),
         fusermount(),
-        memory(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
-        room(&temporary),
+        memory(
+            &fs::read_to_string("/proc/meminfo").unwrap_or_default(),
+            memory_bytes,
+        ),
+        room(&temporary, disk_bytes),
     ]
     .into_iter()
     .flatten()
@@ -62,32 +72,32 @@ fn fusermount() -> Option<String> {
         .then(|| "fusermount3 is missing: apt-get install fuse3, or run as root".to_owned())
 }
 
-fn memory(meminfo: &str) -> Option<String> {
+fn memory(meminfo: &str, wanted_bytes: u64) -> Option<String> {
     let available = meminfo
         .lines()
         .find_map(|line| line.strip_prefix("MemAvailable:"))?;
     let kib: u64 = available.split_whitespace().next()?.parse().ok()?;
-    (kib << 10 < MEMORY_BYTES).then(|| {
+    (kib << 10 < wanted_bytes).then(|| {
         format!(
             "{} MiB of memory are free, the demo takes {} MiB: end something else",
             kib >> 10,
-            MEMORY_BYTES >> 20
+            wanted_bytes >> 20
         )
     })
 }
 
-fn room(dir: &Path) -> Option<String> {
+fn room(dir: &Path, wanted_bytes: u64) -> Option<String> {
     let remedy = "set TMPDIR to a directory with more";
     match rustix::fs::statvfs(dir) {
         Err(error) => Some(format!("{}: {error}: {remedy}", dir.display())),
         Ok(told) => {
             let free = told.f_bavail * told.f_frsize;
-            (free < DISK_BYTES).then(|| {
+            (free < wanted_bytes).then(|| {
                 format!(
                     "{} has {} MiB free, the members' caches take up to {} MiB: {remedy}",
                     dir.display(),
                     free >> 20,
-                    DISK_BYTES >> 20
+                    wanted_bytes >> 20
                 )
             })
         }
@@ -107,9 +117,14 @@ mod tests {
         );
         let denied = fuse(Err(io::ErrorKind::PermissionDenied.into())).unwrap_or_default();
         assert!(denied.contains("run as root"), "{denied}");
-        assert_eq!(memory("MemTotal: 1 kB\nMemAvailable:  9999999 kB\n"), None);
-        let little = memory("MemAvailable:  1048576 kB\n").unwrap_or_default();
+        assert_eq!(
+            memory("MemTotal: 1 kB\nMemAvailable:  9999999 kB\n", MEMORY_BYTES),
+            None
+        );
+        let little = memory("MemAvailable:  1048576 kB\n", MEMORY_BYTES).unwrap_or_default();
         assert!(little.contains("1024 MiB of memory"), "{little}");
-        assert!(room(Path::new("/no/such/dir")).is_some_and(|told| told.contains("TMPDIR")));
+        assert!(
+            room(Path::new("/no/such/dir"), DISK_BYTES).is_some_and(|told| told.contains("TMPDIR"))
+        );
     }
 }

@@ -25,6 +25,10 @@ const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
 /// Large objects and their size.
 const LARGE: u64 = 3;
 const LARGE_BYTES: u64 = 128 << 20;
+/// What a small demo takes of small files, and its large objects: no whole number of chunks.
+const SMALL_FILES_MAX_SMALL: usize = 60;
+const SMALL_FILE_BYTES_MAX_SMALL: u64 = 64 << 10;
+const LARGE_BYTES_SMALL: u64 = (4 << 20) - 1;
 /// Bytes that one batch of puts holds in memory, about.
 const BATCH_BYTES: u64 = 256 << 20;
 
@@ -70,35 +74,48 @@ impl Source {
 #[derive(Debug)]
 pub(super) struct Sources {
     pub(super) list: Vec<Source>,
-    small: usize,
+    /// What is in it, for people.
+    what: String,
 }
 
 impl Sources {
-    pub(super) fn collect() -> Result<Self> {
-        let mut list = Vec::new();
-        let data_set = files_under(Path::new(DATA_SET), "fashion-mnist", usize::MAX, u64::MAX)?;
-        ensure!(
-            !data_set.is_empty(),
-            "{DATA_SET} is missing: apt-get install dataset-fashion-mnist"
-        );
-        list.extend(data_set);
+    /// Of a small demo there are fewer, and no data set.
+    pub(super) fn collect(is_small: bool) -> Result<Self> {
+        let (files_max, file_bytes_max, large_bytes) = match is_small {
+            true => (
+                SMALL_FILES_MAX_SMALL,
+                SMALL_FILE_BYTES_MAX_SMALL,
+                LARGE_BYTES_SMALL,
+            ),
+            false => (SMALL_FILES_MAX, SMALL_FILE_BYTES_MAX, LARGE_BYTES),
+        };
+        let (mut list, mut what) = (Vec::new(), String::new());
+        if !is_small {
+            let data_set = files_under(Path::new(DATA_SET), "fashion-mnist", usize::MAX, u64::MAX)?;
+            ensure!(
+                !data_set.is_empty(),
+                "{DATA_SET} is missing: apt-get install dataset-fashion-mnist"
+            );
+            list.extend(data_set);
+            what.push_str("Fashion-MNIST, ");
+        }
         let tree = SMALL_FILE_TREES
             .iter()
             .map(Path::new)
             .find(|tree| tree.is_dir());
         let tree = tree.context("no tree of small files found under /usr")?;
-        let small = files_under(tree, "small", SMALL_FILES_MAX, SMALL_FILE_BYTES_MAX)?;
-        let small_count = small.len();
+        let small = files_under(tree, "small", files_max, file_bytes_max)?;
+        what.push_str(&format!(
+            "{} small files, {LARGE} objects of {large_bytes} bytes",
+            small.len()
+        ));
         list.extend(small);
         list.extend((0..LARGE).map(|n| Source {
             key: format!("large/{n}.bin"),
-            size_bytes: LARGE_BYTES,
+            size_bytes: large_bytes,
             origin: Origin::Synthetic(n),
         }));
-        Ok(Self {
-            list,
-            small: small_count,
-        })
+        Ok(Self { list, what })
     }
 
     pub(super) fn total_bytes(&self) -> u64 {
@@ -107,9 +124,8 @@ impl Sources {
 
     pub(super) fn summary(&self) -> String {
         format!(
-            "Fashion-MNIST, {} small files, {LARGE} objects of {} MiB; {} MiB in {} objects",
-            self.small,
-            LARGE_BYTES >> 20,
+            "{}; {} MiB in {} objects",
+            self.what,
             self.total_bytes() >> 20,
             self.list.len()
         )

@@ -10,7 +10,7 @@ use super::group::{Group, NODES, Site};
 use super::server::Server;
 use super::sources::Sources;
 use super::table::{Claim, Table, grouped};
-use super::{Stop, overwrite, verify, warm};
+use super::{Form, Stop, overwrite, verify, warm};
 use crate::harness::BucketClient;
 
 /// The member that is killed.
@@ -22,6 +22,7 @@ pub(super) struct Demo<'a> {
     pub(super) client: &'a BucketClient,
     pub(super) sources: &'a Sources,
     pub(super) dir: &'a Path,
+    pub(super) form: &'a Form,
     pub(super) start: Instant,
     pub(super) stop: &'a Stop,
 }
@@ -37,7 +38,7 @@ impl Demo<'_> {
     /// All steps, and the table.
     pub(super) fn run(&self) -> Result<()> {
         self.fill()?;
-        let site = Site::new(self.server, self.client, self.dir)?;
+        let site = Site::new(self.server, self.client, self.dir, self.form)?;
         let mut table = Table::default();
         let result = self.group_steps(&site, &mut table);
         if result.is_err() && !self.stop.requested() {
@@ -137,9 +138,20 @@ impl Demo<'_> {
     fn read(&self, site: &Site<'_>, group: &Group, table: &mut Table) -> Result<()> {
         self.step("4. every byte, through the client's mount");
         let mark = self.mark(group)?;
+        let before = match &self.form.rdma {
+            Some(_) => Some(group.until_rdma(self.stop)?),
+            None => None,
+        };
         self.compare(site, 1)?;
         let claim = self.claim("read from S3 while all was compared", 0, mark, group)?;
         table.claims.push(claim);
+        if let Some(before) = before {
+            let bytes = group.over_rdma()?.bytes - before.bytes;
+            let told = format!("{} bytes of those came over RDMA", grouped(bytes));
+            // On a busy machine a queue pair may break: that is TCP's turn for ten seconds.
+            ensure!(bytes > self.total() / 2, "only {told}");
+            self.tell(&told);
+        }
         Ok(())
     }
 

@@ -11,5 +11,6 @@ mod owners;
 #[allow(dead_code)]
 mod support;
 
+mod demo;
 mod links;
 mod reading;
