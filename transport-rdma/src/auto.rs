@@ -47,6 +47,10 @@ pub trait Linked: Transport {
 
     /// Whether requests to that core can still go this way: of several connections one has broken.
     fn reaches(&self, to: PeerCore) -> bool;
+    /// Whether links that take TCP are worth trying at once, since this was last asked: a port came up, say.
+    fn take_revival(&mut self) -> bool {
+        false
+    }
 }
 
 /// Which way requests of a link take, for `status`.
@@ -141,6 +145,11 @@ impl<V: Linked, T: Transport> Auto<V, T> {
     fn by_verbs(&mut self, to: PeerCore) -> bool {
         let now = self.clock.now();
         self.sweep(now);
+        if self.verbs.take_revival() {
+            for link in self.links.values_mut() {
+                link.not_before = now;
+            }
+        }
         let link = self.links.entry(to).or_insert_with(|| Link {
             path: Path::Tcp(NOT_TRIED.into()),
             not_before: now,

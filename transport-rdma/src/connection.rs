@@ -27,6 +27,8 @@ pub(crate) enum Ended {
     Post(#[from] PostError),
     #[error("a completion that makes no sense")]
     Nonsense,
+    #[error("the device says that the queue pair is in error")]
+    InError,
     #[error("closed: {0}")]
     Closed(&'static str),
 }

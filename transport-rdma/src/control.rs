@@ -340,7 +340,7 @@ impl Control {
             }
             let lane = (core, to, whose.without.len());
             let attempt = self.attempts.entry(lane).or_default();
-            let (from, at) = way(&self.shared.rails, &offer.at, &whose, *attempt)
+            let (from, at) = way(&self.shared.rails_up(), &offer.at, &whose, *attempt)
                 .ok_or("it has no address by RDMA of a family that this node has")?;
             *attempt += 1;
             let by = self

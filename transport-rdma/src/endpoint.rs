@@ -1,5 +1,6 @@
 //! A member's RDMA: its rails, the thread that makes connections, and the way from one to the other.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -21,6 +22,7 @@ use crate::limits::TICKET_BYTES;
 use crate::linked::LinkedTransport;
 use crate::links::{LinkStatus, Links};
 use crate::numa;
+use crate::rails::PortNews;
 use crate::seat::{Seat, ToControl};
 use crate::{Cm, RailConfig, Verbs, VerbsError};
 
@@ -69,6 +71,8 @@ pub(crate) struct Shared {
     pub links: Links,
     /// Where rails are listened at now.
     pub listening: Mutex<Vec<SocketAddr>>,
+    /// Devices whose port reaches no peer now, and why.
+    down: Mutex<BTreeMap<String, String>>,
     seats: Mutex<Vec<Option<Arc<Seat>>>>,
     told: SegQueue<ToControl>,
     wake: rustix::fd::OwnedFd,
@@ -87,6 +91,34 @@ impl Shared {
 
     pub fn wake(&self) -> &rustix::fd::OwnedFd {
         &self.wake
+    }
+
+    /// What became of a device's port. Each core tells of it; people are told once.
+    pub fn port(&self, device: &str, news: PortNews) {
+        let mut known = self.down.lock();
+        match news {
+            PortNews::Down(why) => {
+                if known.insert(device.to_owned(), why.clone()).is_none() {
+                    tracing::warn!(
+                        "RDMA device {device}: {why}; links that went by it take TCP until then"
+                    );
+                }
+            }
+            PortNews::Up => {
+                if known.remove(device).is_some() {
+                    tracing::info!("RDMA device {device}: its port is up again");
+                }
+            }
+            PortNews::Closed => _ = known.remove(device),
+        }
+    }
+
+    /// Rails whose ports reach peers, as far as is known.
+    pub fn rails_up(&self) -> Vec<Rail> {
+        let down = self.down.lock();
+        let rails = self.rails.iter();
+        let up = rails.filter(|rail| !down.contains_key(&rail.device));
+        up.cloned().collect()
     }
 
     /// All seats that are taken.
@@ -160,6 +192,7 @@ impl Endpoint {
             tickets: Mutex::new(Tickets::new()),
             links: Links::default(),
             listening: Mutex::default(),
+            down: Mutex::default(),
             seats: Mutex::new((0..config.cores).map(|_| None).collect()),
             told: SegQueue::new(),
             wake,
@@ -183,7 +216,9 @@ impl Endpoint {
     /// Why not.
     pub fn offer(&self, session: Session, from: PeerCore, core: u16) -> Result<Offer, Refused> {
         let shared = &self.shared;
-        let at = shared.listening.lock().clone();
+        let up = shared.rails_up();
+        let mut at = shared.listening.lock().clone();
+        at.retain(|at| up.iter().any(|rail| rail.ip == at.ip()));
         if at.is_empty() || shared.seat(core).is_none() {
             return Err(Refused::Core);
         }
@@ -239,6 +274,13 @@ impl Endpoint {
     /// Addresses of rails that are listened at now.
     pub fn listening(&self) -> Vec<SocketAddr> {
         self.shared.listening.lock().clone()
+    }
+
+    /// Devices whose port reaches no peer now, and why.
+    pub fn down(&self) -> Vec<String> {
+        let down = self.shared.down.lock();
+        let text = |(device, why): (&String, &String)| format!("{device}: {why}");
+        down.iter().map(text).collect()
     }
 
     /// Every connection between cores, and those that should be there.

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `address` | what a queue pair's peer must know: [`Gid`], [`PortAddress`], [`PeerAddress`] |
 //! | `status` | what became of work: [`Completion`], [`WorkFault`] |
+//! | `events` | what devices tell unasked: [`DeviceEvent`] |
 //! | `error` | [`VerbsError`], [`PostError`] |
 //! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`ArenaRegion`], [`QueuePair`], [`Cm`]; all unsafe code, but for `rail`'s promise of who writes into an arena |
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
@@ -71,6 +72,7 @@ mod connection;
 mod control;
 pub mod endpoint;
 mod error;
+mod events;
 pub mod introduce;
 pub mod inventory;
 pub mod limits;
@@ -92,6 +94,7 @@ mod wire;
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddress, PortInfo};
 pub use endpoint::{Endpoint, EndpointConfig};
 pub use error::{PostError, VerbsError};
+pub use events::DeviceEvent;
 pub use linked::LinkedTransport;
 pub use rail::RailConfig;
 pub use status::{Completed, Completion, WorkFault, WorkKind};

@@ -49,6 +49,10 @@ pub const STRIPE_PAUSE_S: u64 = 60;
 pub const HELD_S: u64 = 60;
 /// A core whose device broke tries to open it again after so long.
 pub const REOPEN_PAUSE_MS: u64 = 5_000;
+/// A core that does not sleep looks so often whether a device tells of a port; one that sleeps is woken.
+pub const NEWS_PAUSE_MS: u64 = 100;
+/// Events that a core takes of a device at once.
+pub const NEWS_A_TURN: usize = 64;
 
 /// Bytes of a ticket, by which a peer that was proven over TCP is known to rdma_cm.
 pub const TICKET_BYTES: usize = 16;

@@ -17,6 +17,7 @@ use crate::auto::{Linked, Readiness};
 use crate::endpoint::{Shared, devices, verbs};
 use crate::limits::{INTRODUCE_MS, STRIPE_BYTES, STRIPE_PAUSE_S};
 use crate::links::LinkState;
+use crate::rails::PortNews;
 use crate::seat::{Seat, ToControl, ToCore};
 use crate::{CmId, ConnectionId, RdmaTransport, VerbsError};
 
@@ -57,6 +58,8 @@ pub struct LinkedTransport {
     rails: usize,
     /// Links that have fewer connections than there are rails; until then no other is tried.
     not_wider_before: BTreeMap<PeerCore, Time>,
+    /// A port came up since the links were last asked for.
+    revived: bool,
 }
 
 impl fmt::Debug for LinkedTransport {
@@ -94,6 +97,7 @@ impl LinkedTransport {
             known: BTreeMap::new(),
             rails: devices.len(),
             not_wider_before: BTreeMap::new(),
+            revived: false,
         })
     }
 
@@ -232,6 +236,20 @@ impl LinkedTransport {
         self.shared.tell(ToControl::Want { core, to, without });
     }
 
+    /// Tells of ports that went down or came up.
+    fn look_at_ports(&mut self) {
+        for (device, news) in self.transport.take_ports() {
+            if news == PortNews::Up {
+                self.revived = true;
+                self.not_wider_before.clear();
+                // Of when it was down.
+                self.wanted
+                    .retain(|_, wanted| matches!(wanted, Wanted::Since(_)));
+            }
+            self.shared.port(&device, news);
+        }
+    }
+
     /// Tells of connections that have ended by themselves.
     fn look_for_ends(&mut self) {
         for (id, why) in self.transport.take_ended() {
@@ -261,6 +279,9 @@ impl Linked for LinkedTransport {
         if self.transport.reaches(to) {
             return Readiness::Ready;
         }
+        if let Some(why) = self.transport.why_down() {
+            return Readiness::Unavailable(why);
+        }
         let now = self.clock.now();
         match self.wanted.get(&to) {
             // The control thread ends it before; should it be gone, nobody waits for it for ever.
@@ -286,6 +307,10 @@ impl Linked for LinkedTransport {
         self.shared.tell(ToControl::Want { core, to, without });
         Readiness::Connecting
     }
+
+    fn take_revival(&mut self) -> bool {
+        std::mem::take(&mut self.revived)
+    }
 }
 
 impl Transport for LinkedTransport {
@@ -302,6 +327,7 @@ impl Transport for LinkedTransport {
             self.arrived(arrival);
         }
         let event = self.transport.poll();
+        self.look_at_ports();
         self.look_for_ends();
         event
     }

@@ -4,8 +4,8 @@ use forebay_engine::arena::Mapping;
 
 use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS};
 use crate::{
-    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, PrepareStep, ProtectionDomain,
-    QueuePair, QueuePairSize, Verbs, VerbsError,
+    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, PortAddress, PrepareStep,
+    ProtectionDomain, QueuePair, QueuePairSize, Verbs, VerbsError,
 };
 
 /// Which device, by which of its addresses.
@@ -33,6 +33,17 @@ impl RailConfig {
     }
 }
 
+/// How a port is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Port {
+    /// Peers reach this node by it, as before.
+    Up,
+    /// They do, but by another LID: what is connected is lost.
+    Moved,
+    /// They do not, and why.
+    Down(String),
+}
+
 /// One core's device, domain, completions and arena.
 pub(crate) struct Rail {
     pub queue: CompletionQueue,
@@ -40,6 +51,9 @@ pub(crate) struct Rail {
     /// All leases and frozen buffers.
     pub arena: ArenaRegion,
     pub domain: ProtectionDomain,
+    pub device: Device,
+    /// By what its port is reached.
+    at: PortAddress,
     pub elements: u32,
     pub connections_max: usize,
     /// The channel will tell of the next completion.
@@ -52,7 +66,7 @@ impl Rail {
     pub fn open(verbs: &Verbs, config: &RailConfig, arena: &Mapping) -> Result<Rail, VerbsError> {
         let device: Device = verbs.open(&config.device)?;
         // Told now rather than with the first connection.
-        device.port_address(config.port, config.gid_index)?;
+        let at = device.port_address(config.port, config.gid_index)?;
         let domain = ProtectionDomain::new(&device)?;
         let channel = CompletionChannel::new(&device)?;
         let of_one = SENDS + u32::from(RECEIVES);
@@ -73,9 +87,33 @@ impl Rail {
             domain,
             elements: device.elements_max().min(ELEMENTS_MAX),
             connections_max,
+            device,
+            at,
             armed: false,
             broken: false,
         })
+    }
+
+    /// Looks at its port, of which something is not as it was.
+    pub fn examine(&mut self) -> Port {
+        let (device, at) = (&self.device, self.at);
+        let down = |what: &str| Port::Down(format!("its port {} {what}", at.port));
+        let info = match device.port(at.port) {
+            Ok(info) => info,
+            Err(error) => return Port::Down(error.to_string()),
+        };
+        if !info.active {
+            return down("is down: set its link up");
+        }
+        match device.has_gid(at.port, at.gid_index, at.gid) {
+            Ok(true) => {}
+            Ok(false) => return down("has lost the address of this node: give it back"),
+            Err(error) => return Port::Down(error.to_string()),
+        }
+        match std::mem::replace(&mut self.at.lid, info.lid) == info.lid {
+            true => Port::Up,
+            false => Port::Moved,
+        }
     }
 
     /// A queue pair that allows peers nothing and is prepared for a connection.

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use forebay_engine::arena::Mapping;
 use forebay_engine::ports::Time;
+use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
-use crate::limits::REOPEN_PAUSE_MS;
-use crate::rail::{Rail, RailConfig};
+use crate::events::DeviceEvent;
+use crate::limits::{NEWS_A_TURN, REOPEN_PAUSE_MS};
+use crate::rail::{Port, Rail, RailConfig};
 use crate::status::Completion;
 use crate::{Verbs, VerbsError};
 
@@ -17,8 +19,36 @@ use crate::{Verbs, VerbsError};
 struct Place {
     config: RailConfig,
     rail: Option<Rail>,
+    /// Why its port reaches no peer, if it does not.
+    down: Option<String>,
     /// When it was last tried to open it, or closed.
     tried_at: Time,
+}
+
+/// What becomes of a device's port, for who tells people.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum PortNews {
+    /// It reaches no peer, and why.
+    Down(String),
+    /// It does again.
+    Up,
+    /// The device was closed: nothing is known of it any more.
+    Closed,
+}
+
+/// What a core's devices told.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// A queue pair is in error, wherever it is.
+    InError { address: u64 },
+    /// The port reaches no peer any more.
+    Down { at: usize, why: String },
+    /// What is connected by the port is lost; it may be connected again.
+    Moved { at: usize },
+    /// The port reaches peers again.
+    Up { at: usize },
+    /// The device is of no more use.
+    Broken { at: usize, why: VerbsError },
 }
 
 /// A core's devices.
@@ -26,8 +56,10 @@ pub(crate) struct Rails {
     places: Vec<Place>,
     verbs: Verbs,
     arena: Mapping,
-    /// Readable when the channel of any rail is.
+    /// Readable when the channel of any rail is, or `news`.
     epoll: OwnedFd,
+    /// Readable when any device has told something unasked.
+    news: OwnedFd,
 }
 
 impl Rails {
@@ -41,10 +73,14 @@ impl Rails {
         arena: &Mapping,
         now: Time,
     ) -> Result<Rails, VerbsError> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| no_epoll(&error))?;
+        let new = || epoll::create(CreateFlags::CLOEXEC).map_err(|error| no_epoll(&error));
+        let (epoll, news) = (new()?, new()?);
+        epoll::add(&epoll, &news, EventData::new_u64(u64::MAX), EventFlags::IN)
+            .map_err(|error| no_epoll(&error))?;
         let closed = |config: &RailConfig| Place {
             config: config.clone(),
             rail: None,
+            down: None,
             tried_at: now,
         };
         let mut rails = Rails {
@@ -52,6 +88,7 @@ impl Rails {
             verbs: *verbs,
             arena: arena.clone(),
             epoll,
+            news,
         };
         let mut failed = None;
         for at in 0..rails.len() {
@@ -73,7 +110,11 @@ impl Rails {
         let data = EventData::new_u64(at as u64);
         epoll::add(&self.epoll, &rail.channel, data, EventFlags::IN)
             .map_err(|error| no_epoll(&error))?;
-        place.rail = Some(rail);
+        if let Some(fd) = rail.device.events_fd() {
+            let data = EventData::new_u64(at as u64);
+            epoll::add(&self.news, fd, data, EventFlags::IN).map_err(|error| no_epoll(&error))?;
+        }
+        (place.rail, place.down) = (Some(rail), None);
         Ok(())
     }
 
@@ -113,7 +154,83 @@ impl Rails {
                 self.places[at].config.device
             );
         }
+        let place = &self.places[at];
+        if let Some(why) = &place.down {
+            return Err(VerbsError::Unusable {
+                object: format!("RDMA device {}", place.config.device),
+                what: why.clone(),
+            });
+        }
         self.usable(at).ok_or_else(gone)
+    }
+
+    /// Why none of them reaches a peer; none when one does, or may when it is opened again.
+    pub fn why_down(&self) -> Option<String> {
+        let name = |place: &Place| place.config.device.clone();
+        let why = |place: &Place| Some(format!("{}: {}", name(place), place.down.as_ref()?));
+        let all: Option<Vec<String>> = self.places.iter().map(why).collect();
+        all.map(|all| all.join("; "))
+    }
+
+    /// Whether a device has told something unasked.
+    pub fn has_news(&self) -> bool {
+        let now = Timespec::default();
+        let mut told = [epoll::Event {
+            flags: EventFlags::empty(),
+            data: EventData::new_u64(0),
+        }];
+        epoll::wait(&self.news, &mut told[..], Some(&now)).is_ok_and(|count| count > 0)
+    }
+
+    /// What devices have told.
+    pub fn news(&mut self) -> Vec<News> {
+        let mut news = Vec::new();
+        for at in 0..self.places.len() {
+            self.news_of(at, &mut news);
+        }
+        news
+    }
+
+    fn news_of(&mut self, at: usize, news: &mut Vec<News>) {
+        let place = &mut self.places[at];
+        let Some(rail) = place.rail.as_mut().filter(|rail| !rail.broken) else {
+            return;
+        };
+        let mut examine = false;
+        for _ in 0..NEWS_A_TURN {
+            match rail.device.next_event() {
+                Ok(None) => break,
+                Ok(Some(DeviceEvent::QueuePair { address })) => {
+                    news.push(News::InError { address });
+                }
+                Ok(Some(DeviceEvent::Port { port, kind })) => {
+                    tracing::debug!(device = place.config.device, port, kind, "RDMA port event");
+                    examine |= port == place.config.port;
+                }
+                Ok(Some(DeviceEvent::Other(kind))) => {
+                    tracing::debug!(device = place.config.device, kind, "RDMA device event");
+                }
+                Ok(Some(event @ (DeviceEvent::CompletionQueue | DeviceEvent::Fatal))) => {
+                    let why = broke(&place.config.device, event);
+                    return news.push(News::Broken { at, why });
+                }
+                Err(why) => return news.push(News::Broken { at, why }),
+            }
+        }
+        if examine {
+            // Not what was told, but how it is now: of a port that came and went only the last is true.
+            match (rail.examine(), place.down.take()) {
+                (Port::Up, None) => {}
+                (Port::Moved, None) => news.push(News::Moved { at }),
+                (Port::Up | Port::Moved, Some(_)) => news.push(News::Up { at }),
+                (Port::Down(why), before) => {
+                    place.down = Some(why.clone());
+                    if before.is_none() {
+                        news.push(News::Down { at, why });
+                    }
+                }
+            }
+        }
     }
 
     /// It is of no more use. False when that is known, or it is closed.
@@ -125,20 +242,30 @@ impl Rails {
         tracing::error!("RDMA device {} is closed: {why}", place.config.device);
         rail.broken = true;
         // What stays of it, should the device not let go, must not be readable for ever.
-        if let Err(error) = epoll::delete(&self.epoll, &rail.channel) {
+        let channel = epoll::delete(&self.epoll, &rail.channel);
+        let events = match rail.device.events_fd() {
+            Some(fd) => epoll::delete(&self.news, fd),
+            None => Ok(()),
+        };
+        if let Err(error) = channel.and(events) {
             tracing::debug!("{error}");
         }
         true
     }
 
-    /// Closes those that are of no more use and not `in_use`.
-    pub fn close(&mut self, now: Time, in_use: impl Fn(usize) -> bool) {
+    /// Closes those that are of no more use and not `in_use`. Those of them whose port was down.
+    pub fn close(&mut self, now: Time, in_use: impl Fn(usize) -> bool) -> Vec<String> {
+        let mut were_down = Vec::new();
         for (at, place) in self.places.iter_mut().enumerate() {
             if place.rail.as_ref().is_some_and(|rail| rail.broken) && !in_use(at) {
                 place.rail = None;
                 place.tried_at = now;
+                if place.down.take().is_some() {
+                    were_down.push(place.config.device.clone());
+                }
             }
         }
+        were_down
     }
 
     /// Takes what has completed.
@@ -188,6 +315,17 @@ pub(crate) fn gone() -> VerbsError {
     VerbsError::Unusable {
         object: "this core's RDMA device".into(),
         what: "it broke, or was removed; it is opened again when it is wanted".into(),
+    }
+}
+
+fn broke(device: &str, event: DeviceEvent) -> VerbsError {
+    VerbsError::Unusable {
+        object: format!("RDMA device {device}"),
+        what: match event {
+            DeviceEvent::CompletionQueue => "its completion queue lost completions",
+            _ => "it says that it does nothing any more",
+        }
+        .into(),
     }
 }
 

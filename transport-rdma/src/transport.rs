@@ -20,10 +20,10 @@ use forebay_engine::ring::Doorbell;
 
 use crate::asking::{Asking, Grant, is_valid};
 use crate::connection::{Connection, Ended, Side};
-use crate::limits::{COMPLETIONS_A_TURN, IDLE_FOR_ROOM_S, RECEIVES};
+use crate::limits::{COMPLETIONS_A_TURN, IDLE_FOR_ROOM_S, NEWS_PAUSE_MS, RECEIVES};
 use crate::links::LinkRecord;
 use crate::rail::RailConfig;
-use crate::rails::{Rails, gone};
+use crate::rails::{News, PortNews, Rails, gone};
 use crate::serving::Serving;
 use crate::status::{Completion, WorkFault, WorkKind};
 use crate::wire::{ConnectionId, Wire, Work};
@@ -50,6 +50,10 @@ pub struct RdmaTransport {
     credit_bytes: u32,
     /// Connections that ended since somebody asked, and why; none where nobody will ask.
     ended: Option<Vec<(ConnectionId, String)>>,
+    /// When devices were last looked at for what they tell unasked.
+    heard_at: Time,
+    /// What became of ports since somebody asked, by the device's name.
+    ports: Vec<(String, PortNews)>,
     /// Where the core tells that it is about to sleep; without it, it always may.
     doorbell: Option<Arc<Doorbell>>,
     // After the connections, which are made from them.
@@ -82,6 +86,8 @@ impl RdmaTransport {
         Ok(RdmaTransport {
             rails: Rails::open(verbs, rails, arena, now)?,
             ended: None,
+            heard_at: now,
+            ports: Vec::new(),
             doorbell: None,
             connections: BTreeMap::new(),
             by_peer: BTreeMap::new(),
@@ -201,6 +207,16 @@ impl RdmaTransport {
     /// Connections that ended, whoever ended them, and why, since this was last called.
     pub fn take_ended(&mut self) -> Vec<(ConnectionId, String)> {
         self.ended.as_mut().map(mem::take).unwrap_or_default()
+    }
+
+    /// What became of ports since this was last called, by the device's name.
+    pub(crate) fn take_ports(&mut self) -> Vec<(String, PortNews)> {
+        mem::take(&mut self.ports)
+    }
+
+    /// Why no connection can be made now; none when it may be tried.
+    pub fn why_down(&self) -> Option<String> {
+        self.rails.why_down()
     }
 
     /// Ends all connections of a device, then closes it: the kernel waits for that when a device is removed. It is opened
@@ -354,6 +370,9 @@ impl RdmaTransport {
         }
         self.completions = completions;
         self.taken += came;
+        if self.now.since(self.heard_at) >= Duration::from_millis(NEWS_PAUSE_MS) {
+            self.hear();
+        }
         self.tick();
         self.flush();
         self.reap();
@@ -365,21 +384,59 @@ impl RdmaTransport {
         if !self.rails.give_up(at, error) {
             return;
         }
+        self.end_all(at, "its device broke, or was removed");
+    }
+
+    /// Ends all connections by a rail.
+    fn end_all(&mut self, at: usize, why: &'static str) {
         let all = self.connections.iter();
         let all: Vec<_> = all
             .filter(|(_, connection)| connection.rail == at)
             .map(|(id, _)| *id)
             .collect();
         for id in all {
-            self.end(id, &Ended::Closed("its device broke, or was removed"));
+            self.end(id, &Ended::Closed(why));
         }
+    }
+
+    /// Takes what devices tell unasked. Whether there was something.
+    fn hear(&mut self) -> bool {
+        self.heard_at = self.now;
+        if !self.rails.has_news() {
+            return false;
+        }
+        for news in self.rails.news() {
+            match news {
+                News::InError { address } => {
+                    let mut all = self.connections.iter();
+                    let found = all.find(|(_, connection)| connection.wire.is_at(address));
+                    if let Some(id) = found.map(|(id, _)| *id) {
+                        self.end(id, &Ended::InError);
+                    }
+                }
+                News::Down { at, why } => {
+                    self.end_all(at, "its port went down");
+                    let name = self.rails.device(at).to_owned();
+                    self.ports.push((name, PortNews::Down(why)));
+                }
+                News::Moved { at } => self.end_all(at, "its port has another address"),
+                News::Up { at } => {
+                    let name = self.rails.device(at).to_owned();
+                    self.ports.push((name, PortNews::Up));
+                }
+                News::Broken { at, why } => self.give_up(at, &why),
+            }
+        }
+        true
     }
 
     /// Closes devices that are of no more use, once nothing is made from them any more.
     fn close_rails(&mut self) {
         let connections = &self.connections;
         let in_use = |at| connections.values().any(|other| other.rail == at);
-        self.rails.close(self.now, in_use);
+        let were_down = self.rails.close(self.now, in_use);
+        let closed = were_down.into_iter().map(|name| (name, PortNews::Closed));
+        self.ports.extend(closed);
     }
 
     fn completed(&mut self, completion: &Completion) {
@@ -513,7 +570,8 @@ impl RdmaTransport {
         if self.doorbell.as_ref().is_some_and(|bell| !bell.is_asleep()) {
             return false;
         }
-        let mut again = false;
+        // Before the core sleeps: its descriptor stays readable as long as there is some.
+        let mut again = self.hear();
         for at in 0..self.rails.len() {
             match self.rails.arm(at, !self.connections.is_empty()) {
                 Ok(armed) => again |= armed,

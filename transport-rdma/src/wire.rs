@@ -116,6 +116,11 @@ impl Wire {
         self.pair.number()
     }
 
+    /// Whether its queue pair is the one that an event is of.
+    pub fn is_at(&self, address: u64) -> bool {
+        self.pair.is_at(address)
+    }
+
     pub fn connect(&self, steps: &ConnectSteps) -> Result<(), VerbsError> {
         self.pair.connect_by(steps)
     }

@@ -36,6 +36,9 @@ pub struct RdmaReport {
     pub rails: Vec<String>,
     /// Addresses where peers reach it by RDMA now.
     pub listening: Vec<IpAddr>,
+    /// Devices whose port reaches no peer now, and why.
+    #[serde(default)]
+    pub down: Vec<String>,
     /// Why it has none; null when it has.
     pub off: Option<String>,
 }
@@ -231,6 +234,7 @@ pub fn report(found: &Found) -> RdmaReport {
                 .into_iter()
                 .map(|at| at.ip())
                 .collect(),
+            down: way.endpoint.down(),
             off: way.failed(),
         },
         Err(why) => RdmaReport {

@@ -47,10 +47,17 @@ beginnings! {
         _compat_destroy_qp: Unused,
         post_send: Option<PostSend>,
         post_recv: Option<PostRecv>,
+        _compat_create_ah: Unused,
+        _compat_destroy_ah: Unused,
+        _compat_attach_mcast: Unused,
+        _compat_detach_mcast: Unused,
+        _compat_async_event: Unused,
     }
     struct ibv_context {
         device: *mut ibv_device,
         ops: ibv_context_ops,
+        cmd_fd: c_int,
+        async_fd: c_int,
     }
     struct ibv_pd {
         context: *mut ibv_context,
@@ -85,6 +92,11 @@ beginnings! {
 }
 
 structures! {
+    /// `element` is a union in C: of pointers to what the event is of, and the number of a port.
+    struct ibv_async_event {
+        element: EventElement,
+        event_type: c_uint,
+    }
     struct ibv_device_attr {
         fw_ver: [c_char; 64],
         node_guid: u64,
@@ -260,6 +272,11 @@ structures! {
     }
 }
 
+/// As long as a pointer: a queue pair's address, or in the first four bytes a port's number.
+#[repr(C, align(8))]
+#[derive(Clone, Copy)]
+pub(super) struct EventElement(pub [u8; 8]);
+
 #[repr(C, align(8))]
 #[derive(Clone, Copy)]
 pub(super) struct AlignedGid(pub [u8; 16]);
@@ -314,7 +331,7 @@ mod tests {
     use super::super::declare::tests::{Comparison, compiler_says, is_there};
     use super::*;
 
-    /// Numbers that `status` knows, by the header's names.
+    /// Numbers that `status` and `events` know, by the header's names.
     const STATUS_NUMBERS: &[(&str, u32)] = &[
         ("IBV_WC_SUCCESS", 0),
         ("IBV_WC_LOC_LEN_ERR", 1),
@@ -332,6 +349,18 @@ mod tests {
         ("IBV_WC_RDMA_WRITE", 1),
         ("IBV_WC_RDMA_READ", 2),
         ("IBV_WC_RECV", 128),
+        ("IBV_EVENT_CQ_ERR", 0),
+        ("IBV_EVENT_QP_FATAL", 1),
+        ("IBV_EVENT_QP_REQ_ERR", 2),
+        ("IBV_EVENT_QP_ACCESS_ERR", 3),
+        ("IBV_EVENT_DEVICE_FATAL", 8),
+        ("IBV_EVENT_PORT_ACTIVE", 9),
+        ("IBV_EVENT_PORT_ERR", 10),
+        ("IBV_EVENT_LID_CHANGE", 11),
+        ("IBV_EVENT_PKEY_CHANGE", 12),
+        ("IBV_EVENT_SM_CHANGE", 13),
+        ("IBV_EVENT_CLIENT_REREGISTER", 17),
+        ("IBV_EVENT_GID_CHANGE", 18),
         ("IBV_MTU_256", 1),
         ("IBV_MTU_4096", 5),
     ];

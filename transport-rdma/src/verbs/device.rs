@@ -70,7 +70,12 @@ impl Verbs {
         // SAFETY: the context is open; the structure is the one that the function fills.
         let returned = unsafe { (self.0.ibv_query_device)(context.as_ptr(), &mut opened.limits) };
         checked(returned).map_err(|why| call_failed_with("ibv_query_device", object(), why, ""))?;
-        Ok(Device(Rc::new(opened)))
+        let device = Device(Rc::new(opened));
+        if let Some(fd) = device.events_fd() {
+            super::completion::set_nonblocking(fd)
+                .map_err(|why| call_failed_with("fcntl", object(), why, ""))?;
+        }
+        Ok(device)
     }
 }
 
@@ -338,6 +343,21 @@ impl Device {
             gid: entry.gid,
             mtu,
         })
+    }
+
+    /// Whether a port has a GID, in whichever place; looked for at `index` first.
+    pub fn has_gid(&self, port: u8, index: u8, gid: Gid) -> Result<bool, VerbsError> {
+        let is_at = |index| Ok(self.gid(port, index)?.is_some_and(|entry| entry.gid == gid));
+        if is_at(index)? {
+            return Ok(true);
+        }
+        let count = u8::try_from(self.port(port)?.gids).unwrap_or(u8::MAX);
+        for index in 0..count {
+            if is_at(index)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// What errors call a port.

@@ -18,6 +18,8 @@ functions! {
         ibv_get_device_guid: fn(*mut ibv_device) -> u64,
         ibv_open_device: fn(*mut ibv_device) -> *mut ibv_context,
         ibv_close_device: fn(*mut ibv_context) -> c_int,
+        ibv_get_async_event: fn(*mut ibv_context, *mut ibv_async_event) -> c_int,
+        ibv_ack_async_event: fn(*mut ibv_async_event),
         ibv_query_device: fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
         ibv_query_port: fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
         _ibv_query_gid_ex: fn(*mut ibv_context, u32, u32, *mut ibv_gid_entry, u32, usize) -> c_int,

@@ -8,6 +8,7 @@
 //! | `cm_abi`, `cm_library` | the same of librdmacm |
 //! | `cm` | addresses, routes and connections |
 //! | `device` | devices, ports, GIDs |
+//! | `events` | what devices tell unasked |
 //! | `memory` | protection domains and registered memory |
 //! | `arena` | a core's arena, registered |
 //! | `completion` | completion queues, and the channels that wake |
@@ -25,6 +26,7 @@ mod cm_abi;
 mod cm_library;
 mod completion;
 mod device;
+mod events;
 mod library;
 mod memory;
 mod queue_pair;

@@ -161,6 +161,11 @@ impl QueuePair {
         self.number
     }
 
+    /// Whether it is the one that a [`crate::DeviceEvent::QueuePair`] is of.
+    pub fn is_at(&self, address: u64) -> bool {
+        self.pair.as_ptr().addr() as u64 == address
+    }
+
     /// What a peer must know of it to connect. `first_packet` is of the caller's choice, 24 bits.
     pub fn address(&self, at: &PortAddress, first_packet: u32) -> PeerAddress {
         PeerAddress {

@@ -31,6 +31,9 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     if !group.rdma.rails.is_empty() {
         rows.push(("rdma", group.rdma.rails.join(", ")));
     }
+    for down in &group.rdma.down {
+        rows.push(("rdma", format!("down: {down}")));
+    }
     if let Some(why) = &group.rdma.off {
         rows.push(("rdma", format!("none: {why}")));
     }
