@@ -30,6 +30,7 @@ struct Script {
     /// It still reaches everybody when something has failed.
     is_wide: bool,
     told: u64,
+    revived: bool,
 }
 
 impl Script {
@@ -82,6 +83,10 @@ impl Linked for Script {
 
     fn prepare(&mut self, _to: PeerCore) -> Readiness {
         Readiness::Ready
+    }
+
+    fn take_revival(&mut self) -> bool {
+        std::mem::take(&mut self.revived)
     }
 }
 
@@ -200,6 +205,25 @@ fn what_queue_pairs_fail_is_asked_of_tcp_at_once() {
         assert!(bench.auto.poll().is_none());
         assert_eq!(bench.auto.tcp.taken.len(), 1, "it sleeps until a deadline");
     }
+}
+
+#[test]
+fn a_port_that_comes_up_has_its_links_tried_at_once() {
+    let mut bench = Bench::new();
+    bench.fetch(1, 2);
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    assert!(bench.auto.poll().is_none());
+    bench.auto.tcp.taken.clear();
+    bench.fetch(2, 2);
+    assert_eq!(bench.auto.tcp.taken.len(), 1, "the link has broken");
+    bench.auto.verbs.revived = true;
+    bench.fetch(3, 2);
+    assert_eq!(bench.auto.verbs.taken.len(), 1, "nothing speaks against it");
+    // Once: what breaks after that waits as ever.
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    assert!(bench.auto.poll().is_none());
+    bench.fetch(4, 2);
+    assert!(bench.auto.verbs.taken.is_empty());
 }
 
 #[test]

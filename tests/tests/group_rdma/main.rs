@@ -12,5 +12,6 @@ mod owners;
 mod support;
 
 mod demo;
+mod faults;
 mod links;
 mod reading;

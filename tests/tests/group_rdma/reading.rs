@@ -13,7 +13,7 @@ use super::support::eventually;
 const MIB: usize = 1 << 20;
 
 /// Whole and broken lengths, and so many that every member owns some; 13 MiB in all: the guest's processor is emulated.
-const LENGTHS: [usize; 24] = {
+pub const LENGTHS: [usize; 24] = {
     let mut lengths = [96 << 10; 24];
     lengths[0] = 1;
     lengths[1] = 4096;
@@ -29,13 +29,13 @@ const LENGTHS: [usize; 24] = {
 const SMALL: [&str; 2] = ["--memory", "96MiB"];
 
 /// `more` after the flags of every member and client here.
-fn with<'a>(flags: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
+pub fn with<'a>(flags: &'a [String], more: &[&'a str]) -> Vec<&'a str> {
     let flags = flags.iter().map(String::as_str);
     flags.chain(SMALL).chain(more.iter().copied()).collect()
 }
 
 /// Asks for names that are not there, of all owners: each question travels to one of them.
-fn ask_all(path: &Path, round: &mut usize) {
+pub fn ask_all(path: &Path, round: &mut usize) {
     *round += 1;
     for n in 0..24 {
         let missing = path.join(format!("missing-{round}-{n}"));
@@ -45,7 +45,7 @@ fn ask_all(path: &Path, round: &mut usize) {
 
 /// Waits until so many links that a mount asks on are queue pairs, and no more: the first requests go over TCP.
 #[track_caller]
-fn until_rdma(cluster: &Cluster, mount: &str, path: &Path, count: usize) {
+pub fn until_rdma(cluster: &Cluster, mount: &str, path: &Path, count: usize) {
     let mut round = 0;
     eventually("links are queue pairs", || {
         ask_all(path, &mut round);
@@ -55,7 +55,7 @@ fn until_rdma(cluster: &Cluster, mount: &str, path: &Path, count: usize) {
 }
 
 /// Reads all objects in the background.
-fn reading(path: &Path) -> JoinHandle<()> {
+pub fn reading(path: &Path) -> JoinHandle<()> {
     let path = PathBuf::from(path);
     std::thread::spawn(move || read_objects(&path, "o", &LENGTHS))
 }
@@ -146,7 +146,7 @@ fn a_member_killed_in_mid_transfer_costs_no_error() {
     cluster.place.run(&["umount", "m"]).ok();
 }
 
-fn run(program: &str, arguments: &[&str]) {
+pub fn run(program: &str, arguments: &[&str]) {
     let done = Command::new(program).args(arguments).status();
     assert!(done.expect(program).success(), "{program} {arguments:?}");
 }

@@ -1,12 +1,13 @@
 //! Connections that end with work under way: every lease comes back, and only when nothing can be written into it.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use forebay_engine::arena::{Arena, Lease, Share};
 use forebay_engine::identity::ObjectId;
 use forebay_engine::ports::{
-    Class, Clock, FetchStatus, FetchTag, Payload, PeerAsk, PeerCore, PeerFetch, RequestHandle,
-    Transport, TransportError, TransportEvent, TransportOp,
+    Class, Clock, FetchStatus, FetchTag, Payload, PeerAsk, PeerCore, PeerFetch, PeerId,
+    RequestHandle, Transport, TransportError, TransportEvent, TransportOp,
 };
 use forebay_transport_rdma::RdmaTransport;
 use forebay_transport_rdma::introduce::Refused;
@@ -17,7 +18,16 @@ use crate::pair::{Meeting, PEERS, WAIT_MAX, clock, device, rest, transport};
 const ARENA_BYTES: usize = 8 << 20;
 const BLOCK_BYTES: usize = 64 << 10;
 
-fn fetch(lease: Lease, tag: u64) -> TransportOp {
+/// From the second of `PEERS`.
+pub fn fetch(lease: Lease, tag: u64) -> TransportOp {
+    let to = PeerCore {
+        peer: PEERS[1],
+        core: 0,
+    };
+    fetch_of(lease, tag, to)
+}
+
+pub fn fetch_of(lease: Lease, tag: u64, to: PeerCore) -> TransportOp {
     let request = PeerFetch {
         object: ObjectId(5),
         size_bytes: 1 << 40,
@@ -32,10 +42,7 @@ fn fetch(lease: Lease, tag: u64) -> TransportOp {
     };
     TransportOp::Fetch {
         tag: FetchTag(tag),
-        to: PeerCore {
-            peer: PEERS[1],
-            core: 0,
-        },
+        to,
         request,
         lease,
         deadline: clock().now() + Duration::from_secs(3_600),
@@ -43,7 +50,7 @@ fn fetch(lease: Lease, tag: u64) -> TransportOp {
 }
 
 /// Polls both until `of` tells something.
-fn next(of: &mut RdmaTransport, mut other: Option<&mut RdmaTransport>) -> TransportEvent {
+pub fn next(of: &mut RdmaTransport, mut other: Option<&mut RdmaTransport>) -> TransportEvent {
     let begun = Instant::now();
     while begun.elapsed() < WAIT_MAX {
         if let Some(event) = of.poll() {
@@ -57,7 +64,7 @@ fn next(of: &mut RdmaTransport, mut other: Option<&mut RdmaTransport>) -> Transp
     panic!("nothing happened within {WAIT_MAX:?}");
 }
 
-fn asked(event: TransportEvent) -> RequestHandle {
+pub fn asked(event: TransportEvent) -> RequestHandle {
     match event {
         TransportEvent::Request {
             handle,
@@ -68,7 +75,7 @@ fn asked(event: TransportEvent) -> RequestHandle {
     }
 }
 
-fn result(event: TransportEvent) -> Result<FetchStatus, TransportError> {
+pub fn result(event: TransportEvent) -> Result<FetchStatus, TransportError> {
     match event {
         TransportEvent::Fetched { result, .. } => result,
         other => panic!("not a fetch's end: {other:?}"),
@@ -179,6 +186,72 @@ fn connections_come_and_go_without_leaving_anything() {
     let grown_bytes = after.resident_bytes.saturating_sub(before.resident_bytes);
     // A queue pair's slots alone have 200 KB.
     assert!(grown_bytes < 4 << 20, "{grown_bytes} bytes more");
+}
+
+#[test]
+fn a_hundred_are_introduced_at_once() {
+    const COUNT: u64 = 100;
+    let Some(device) = device() else { return };
+    let mut arena = Arena::new(ARENA_BYTES).unwrap();
+    let mut ends = [0, 1].map(|_| transport(&device, &arena));
+    let [asker, server] = &mut ends;
+    let mut meeting = Meeting::new(&device);
+    let before = Holds::now(&device.1.device);
+    // The server under a hundred names: one asker has one connection to each.
+    let name = |n: u64| PeerId(1_000 + n);
+    let all: Vec<_> = (0..COUNT)
+        .map(|n| {
+            let invited = meeting.invite(PEERS[0], name(n));
+            let asked = meeting.ask(asker, |number| invited.question(number).to_vec());
+            (invited, asked)
+        })
+        .collect();
+    let others: Vec<_> = all.iter().map(|_| meeting.judge(server).unwrap()).collect();
+    // They come, are accepted and become known in any order.
+    for _ in 0..COUNT {
+        let accepted = meeting.accepted();
+        let mut asked = all.iter().zip(0..);
+        let found = asked.find(|((_, asked), _)| asked.by_cm == accepted.id);
+        let ((invited, asked), n) = found.expect("one that was asked for");
+        meeting.begin_by(asker, name(n), invited, asked, &accepted);
+    }
+    let known: BTreeSet<_> = (0..COUNT).map(|_| meeting.established()).collect();
+    assert_eq!(known, others.iter().map(|(_, by_cm)| *by_cm).collect());
+    assert_eq!((asker.connections(), server.connections()), (100, 100));
+    // Each carries its own, all of them at once.
+    for n in 0..COUNT {
+        let lease = arena.lease(4_096, Share::Demand).unwrap();
+        let to = PeerCore {
+            peer: name(n),
+            core: 0,
+        };
+        asker.submit(fetch_of(lease, n, to)).unwrap();
+    }
+    assert!(asker.poll().is_none());
+    for _ in 0..COUNT {
+        let handle = asked(next(server, None));
+        let answer = TransportOp::Answer {
+            handle,
+            status: FetchStatus::Busy,
+            payload: None,
+        };
+        server.submit(answer).unwrap();
+        let sent = next(server, None);
+        assert!(matches!(sent, TransportEvent::Answered { .. }), "{sent:?}");
+    }
+    for _ in 0..COUNT {
+        assert_eq!(result(next(asker, Some(server))), Ok(FetchStatus::Busy));
+    }
+    for ((_, asked), (other, _)) in all.iter().zip(&others) {
+        asker.close(asked.id, "closed by the test");
+        server.close(*other, "closed by the test");
+    }
+    ended(asker, server);
+    let after = Holds::now(&device.1.device);
+    assert_eq!(
+        after.queue_pairs_and_regions(),
+        before.queue_pairs_and_regions()
+    );
 }
 
 #[test]

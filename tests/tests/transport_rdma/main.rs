@@ -3,5 +3,7 @@
 mod conformance;
 mod doctor;
 mod endings;
+mod garbage;
 mod held;
 mod pair;
+mod raw;

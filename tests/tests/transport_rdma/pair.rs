@@ -8,8 +8,11 @@ use forebay_cli::host::MonotonicClock;
 use forebay_engine::arena::Arena;
 use forebay_engine::ports::{PeerCore, PeerId, Time};
 use forebay_engine::wire::hello::Key;
+use forebay_transport_rdma::asking::Grant;
 use forebay_transport_rdma::introduce::{Asker, Ends, Refused, Session, Tickets};
-use forebay_transport_rdma::{Cm, CmEvent, CmId, ConnectionId, RailConfig, RdmaTransport, Verbs};
+use forebay_transport_rdma::{
+    Cm, CmEvent, CmId, ConnectSteps, ConnectionId, PrepareStep, RailConfig, RdmaTransport, Verbs,
+};
 
 pub const PEERS: [PeerId; 2] = [PeerId(1), PeerId(2)];
 /// Longest wait for one thing; the tests' runner ends what takes longer as a whole.
@@ -69,10 +72,18 @@ pub struct Introduced {
     by_cm: [CmId; 2],
 }
 
+/// What an asker learns when it is accepted.
+pub struct Accepted {
+    pub id: CmId,
+    queue_pair: u32,
+    private: Vec<u8>,
+    pub connect: ConnectSteps,
+}
+
 /// What the asker has of a connection that is asked for.
 pub struct Asked {
     pub id: ConnectionId,
-    by_cm: CmId,
+    pub by_cm: CmId,
     number: u32,
 }
 
@@ -116,22 +127,54 @@ impl Meeting {
         asker: &mut RdmaTransport,
         question: impl FnOnce(u32) -> Vec<u8>,
     ) -> Asked {
+        let mut id = None;
+        let make = |prepare: &PrepareStep| {
+            let (made, number) = asker.offer(prepare).expect("an offer");
+            id = Some(made);
+            number
+        };
+        let (by_cm, number) = self.ask_with(make, question);
+        let id = id.expect("an offer was made");
+        Asked { id, by_cm, number }
+    }
+
+    /// The same with a queue pair of the test's own making, whose number `make` says.
+    pub fn ask_with(
+        &mut self,
+        make: impl FnOnce(&PrepareStep) -> u32,
+        question: impl FnOnce(u32) -> Vec<u8>,
+    ) -> (CmId, u32) {
         let by_cm = self.asker.resolve_address(None, self.at, LIMIT);
         let by_cm = by_cm.expect("to look for the address");
         assert_eq!(event(&mut self.asker), CmEvent::AddressResolved(by_cm));
         self.asker.resolve_route(by_cm, LIMIT).expect("to look");
         assert_eq!(event(&mut self.asker), CmEvent::RouteResolved(by_cm));
         let prepare = self.asker.prepare_step(by_cm).expect("a step");
-        let (id, number) = asker.offer(&prepare).expect("an offer");
+        let number = make(&prepare);
         let question = question(number);
         self.asker
             .connect(by_cm, number, &question)
             .expect("to ask");
-        Asked { id, by_cm, number }
+        (by_cm, number)
     }
 
     /// Lets in who asks, or refuses: then nothing is made.
     pub fn judge(&mut self, acceptor: &mut RdmaTransport) -> Result<(ConnectionId, CmId), Refused> {
+        let mut made = None;
+        let by_cm = self.judge_with(|from, prepare, connect| {
+            let accepted = acceptor.accept(from, prepare, connect);
+            let (id, number, grant) = accepted.expect("to be accepted");
+            made = Some(id);
+            (number, grant)
+        })?;
+        Ok((made.expect("it was accepted"), by_cm))
+    }
+
+    /// The same with a queue pair of the test's own making.
+    pub fn judge_with(
+        &mut self,
+        make: impl FnOnce(PeerId, &PrepareStep, &ConnectSteps) -> (u32, Grant),
+    ) -> Result<CmId, Refused> {
         let CmEvent::Requested {
             id: by_cm,
             queue_pair,
@@ -152,13 +195,12 @@ impl Meeting {
         let prepare = self.acceptor.prepare_step(by_cm).expect("a step");
         let connect = self.acceptor.connect_steps(by_cm).expect("steps");
         let from = guest.ends().asker.peer;
-        let accepted = acceptor.accept(from, &prepare, &connect);
-        let (id, number, grant) = accepted.expect("to be accepted");
+        let (number, grant) = make(from, &prepare, &connect);
         let reply = guest.reply(number, grant);
         self.acceptor
             .accept(by_cm, number, &reply)
             .expect("to accept");
-        Ok((id, by_cm))
+        Ok(by_cm)
     }
 
     /// What the asker learns when it is refused; its end is closed.
@@ -183,6 +225,40 @@ impl Meeting {
         let invited = self.invite(from, to);
         let asked = self.ask(asker, |number| invited.question(number).to_vec());
         let (other, by_other) = self.judge(acceptor).expect("to be let in");
+        self.begin(asker, to, &invited, &asked);
+        assert_eq!(self.established(), by_other);
+        Introduced {
+            ids: [asked.id, other],
+            by_cm: [asked.by_cm, by_other],
+        }
+    }
+
+    /// The asker's end of what was accepted.
+    pub fn begin(&mut self, asker: &mut RdmaTransport, to: PeerId, invited: &Asker, asked: &Asked) {
+        let accepted = self.accepted();
+        assert_eq!(accepted.id, asked.by_cm);
+        self.begin_by(asker, to, invited, asked, &accepted);
+    }
+
+    /// The same, with what came when it was accepted.
+    pub fn begin_by(
+        &mut self,
+        asker: &mut RdmaTransport,
+        to: PeerId,
+        invited: &Asker,
+        asked: &Asked,
+        accepted: &Accepted,
+    ) {
+        let grant = invited.check(&accepted.private, asked.number, accepted.queue_pair);
+        let to = PeerCore { peer: to, core: 0 };
+        asker
+            .begin(asked.id, to, &accepted.connect, grant.expect("a proof"))
+            .expect("to begin");
+        self.establish(asked.by_cm);
+    }
+
+    /// What an asker learns when it is accepted.
+    pub fn accepted(&mut self) -> Accepted {
         let CmEvent::Accepted {
             id,
             queue_pair,
@@ -191,20 +267,24 @@ impl Meeting {
         else {
             panic!("not accepted");
         };
-        assert_eq!(id, asked.by_cm);
-        let grant = invited.check(&private, asked.number, queue_pair);
-        let grant = grant.expect("a proof");
-        let connect = self.asker.connect_steps(id).expect("steps");
-        let to = PeerCore { peer: to, core: 0 };
-        asker
-            .begin(asked.id, to, &connect, grant)
-            .expect("to begin");
-        self.asker.establish(id).expect("to establish");
-        let established = event(&mut self.acceptor);
-        assert_eq!(established, CmEvent::Established(by_other));
-        Introduced {
-            ids: [asked.id, other],
-            by_cm: [id, by_other],
+        Accepted {
+            id,
+            queue_pair,
+            private,
+            connect: self.asker.connect_steps(id).expect("steps"),
+        }
+    }
+
+    /// Tells the acceptor that the asker is connected.
+    pub fn establish(&mut self, by_cm: CmId) {
+        self.asker.establish(by_cm).expect("to establish");
+    }
+
+    /// Waits until the acceptor knows of one; which.
+    pub fn established(&mut self) -> CmId {
+        match event(&mut self.acceptor) {
+            CmEvent::Established(id) => id,
+            other => panic!("not established: {other:?}"),
         }
     }
 
