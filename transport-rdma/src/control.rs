@@ -26,12 +26,13 @@ use forebay_engine::ports::{PeerCore, Time};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::asking::Grant;
+use crate::connector::Connector;
 use crate::endpoint::{Invite, Shared, Told};
 use crate::introduce::{Asker, Ends, Guest, Offer, Refused, Session};
 use crate::limits::{BACKLOG, HELD_S, INTRODUCE_MS, LISTEN_PAUSE_MS, RESOLVE_MS};
 use crate::seat::{ToControl, ToCore};
 use crate::ways::{Whose, way};
-use crate::{Cm, CmEvent, CmId, ConnectSteps, ConnectionId, PrepareStep, VerbsError};
+use crate::{CmEvent, CmId, ConnectSteps, ConnectionId, PrepareStep, VerbsError};
 
 const RESOLVE: Duration = Duration::from_millis(RESOLVE_MS);
 const INTRODUCE: Duration = Duration::from_millis(INTRODUCE_MS);
@@ -90,8 +91,18 @@ struct Listening {
     told: Option<String>,
 }
 
-pub(crate) struct Control {
-    cm: Cm,
+/// How a turn ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Turn {
+    Over,
+    /// The thread is told to stop.
+    Stop,
+    /// There is no rdma_cm any more.
+    Broken,
+}
+
+pub(crate) struct Control<C> {
+    cm: C,
     shared: Arc<Shared>,
     invite: Invite,
     inviting: BTreeMap<(u16, PeerCore), Inviting>,
@@ -104,7 +115,7 @@ pub(crate) struct Control {
     /// Whether peers are told where: not of a node that only takes. It listens to hear of devices that go away.
     serves: bool,
     /// When a refusal was last said.
-    refused_at: Time,
+    refused_at: Option<Time>,
 }
 
 /// A core's first, second, ... connection to another.
@@ -116,8 +127,8 @@ const EVENTS_A_TURN: usize = 256;
 /// Links whose attempts are counted.
 const ATTEMPTS_MAX: usize = 4_096;
 
-impl Control {
-    pub fn new(cm: Cm, shared: Arc<Shared>, invite: Invite, serves: bool) -> Control {
+impl<C: Connector> Control<C> {
+    pub fn new(cm: C, shared: Arc<Shared>, invite: Invite, serves: bool) -> Self {
         let mut listening: Vec<Listening> = Vec::new();
         for rail in &shared.rails {
             listening.push(Listening {
@@ -137,7 +148,7 @@ impl Control {
             listening,
             listen_at: Time(0),
             serves,
-            refused_at: Time(0),
+            refused_at: None,
         }
     }
 
@@ -145,30 +156,40 @@ impl Control {
     pub fn run(mut self) {
         loop {
             self.wait();
-            while let Some(told) = self.shared.next() {
-                if let ToControl::Stop = told {
-                    return;
-                }
-                self.told(told);
+            match self.turn() {
+                Turn::Over => {}
+                Turn::Stop => return,
+                Turn::Broken => return self.refuse_all(),
             }
-            // Bounded: a flood of strangers must not keep this thread from what it is told.
-            for _ in 0..EVENTS_A_TURN {
-                match self.cm.next_event() {
-                    Ok(Some(event)) => self.happened(event),
-                    Ok(None) => break,
-                    Err(error) => {
-                        tracing::error!("RDMA: no connection can be made any more: {error}");
-                        return self.refuse_all();
-                    }
-                }
-            }
-            self.sweep();
-            self.listen();
         }
     }
 
+    /// Does all that there is to do.
+    fn turn(&mut self) -> Turn {
+        while let Some(told) = self.shared.next() {
+            if let ToControl::Stop = told {
+                return Turn::Stop;
+            }
+            self.told(told);
+        }
+        // Bounded: a flood of strangers must not keep this thread from what it is told.
+        for _ in 0..EVENTS_A_TURN {
+            match self.cm.next_event() {
+                Ok(Some(event)) => self.happened(event),
+                Ok(None) => break,
+                Err(error) => {
+                    tracing::error!("RDMA: no connection can be made any more: {error}");
+                    return Turn::Broken;
+                }
+            }
+        }
+        self.sweep();
+        self.listen();
+        Turn::Over
+    }
+
     /// Tells every core that wants a connection that there will be none, until it is told to stop.
-    fn refuse_all(mut self) {
+    fn refuse_all(&mut self) {
         self.shared.listening.lock().clear();
         loop {
             for at in std::mem::take(&mut self.inviting).into_keys() {
@@ -211,7 +232,7 @@ impl Control {
         let wake = self.shared.wake();
         let mut fds = [
             PollFd::new(wake, PollFlags::IN),
-            PollFd::new(&self.cm, PollFlags::IN),
+            PollFd::from_borrowed_fd(self.cm.fd(), PollFlags::IN),
         ];
         // Interrupted or not: everything is looked at.
         let _ = poll(&mut fds, timeout.as_ref());
@@ -345,7 +366,7 @@ impl Control {
             *attempt += 1;
             let by = self
                 .cm
-                .resolve_address(Some(from), at, RESOLVE)
+                .resolve_address(from, at, RESOLVE)
                 .map_err(|error| format!("{from} to {}: {error}", at.ip()))?;
             Ok((by, lane, Asker::new(session, offer.ticket, ends)))
         });
@@ -408,8 +429,9 @@ impl Control {
             Err(why) => {
                 let peer = making.peer.peer.0;
                 let now = self.shared.clock.now();
-                if now.since(self.refused_at) >= Duration::from_secs(LOG_EVERY_S) {
-                    self.refused_at = now;
+                let every = Duration::from_secs(LOG_EVERY_S);
+                if self.refused_at.is_none_or(|at| now.since(at) >= every) {
+                    self.refused_at = Some(now);
                     tracing::warn!(peer, "RDMA: a peer is refused, and takes TCP: {why}");
                 }
                 self.making.remove(&by);
@@ -672,3 +694,7 @@ impl Step {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "control_tests.rs"]
+mod tests;

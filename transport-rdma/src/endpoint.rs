@@ -79,6 +79,25 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
+    pub fn new(
+        config: EndpointConfig,
+        clock: impl Clock + Send + Sync + 'static,
+    ) -> io::Result<Shared> {
+        Ok(Shared {
+            me: config.me,
+            rails: config.rails,
+            credit_bytes: config.credit_bytes,
+            clock: Box::new(clock),
+            tickets: Mutex::new(Tickets::new()),
+            links: Links::default(),
+            listening: Mutex::default(),
+            down: Mutex::default(),
+            seats: Mutex::new((0..config.cores).map(|_| None).collect()),
+            told: SegQueue::new(),
+            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+        })
+    }
+
     pub fn tell(&self, what: ToControl) {
         self.told.push(what);
         // The counter is drained at each wake-up, so it never comes near its limit.
@@ -128,6 +147,13 @@ impl Shared {
 
     pub fn seat(&self, core: u16) -> Option<Arc<Seat>> {
         self.seats.lock().get(usize::from(core)).cloned().flatten()
+    }
+
+    /// Takes a core's seat, also from who has it.
+    pub fn take_seat(&self, core: u16, seat: Arc<Seat>) {
+        if let Some(place) = self.seats.lock().get_mut(usize::from(core)) {
+            *place = Some(seat);
+        }
     }
 
     /// Leaves a core's seat, unless another has taken it.
@@ -182,22 +208,9 @@ impl Endpoint {
             what: format!("cannot be started: {error}"),
         };
         let cm = Cm::new()?;
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| unusable(error.into()))?;
-        let shared = Arc::new(Shared {
-            me: config.me,
-            rails: config.rails,
-            credit_bytes: config.credit_bytes,
-            clock: Box::new(clock),
-            tickets: Mutex::new(Tickets::new()),
-            links: Links::default(),
-            listening: Mutex::default(),
-            down: Mutex::default(),
-            seats: Mutex::new((0..config.cores).map(|_| None).collect()),
-            told: SegQueue::new(),
-            wake,
-        });
-        let mut control = Control::new(cm, shared.clone(), invite, config.serves);
+        let serves = config.serves;
+        let shared = Arc::new(Shared::new(config, clock).map_err(unusable)?);
+        let mut control = Control::new(cm, shared.clone(), invite, serves);
         // Peers can be told at once where.
         control.listen();
         let thread = std::thread::Builder::new()
@@ -260,9 +273,7 @@ impl Endpoint {
             doorbell,
             clock,
         )?;
-        if let Some(place) = self.shared.seats.lock().get_mut(usize::from(core)) {
-            *place = Some(seat);
-        }
+        self.shared.take_seat(core, seat);
         Ok(made)
     }
 

@@ -14,6 +14,7 @@
 //! | `rail`, `rails`, `wire`, `connection` | what a core has of a device, and of all of them; one connection's queue pair and slots; its rules over those |
 //! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
 //! | [`endpoint`] | a member's rails: starts, lets peers in, hands out transports |
+//! | `connector` | what the control thread does by rdma_cm; in its tests a script |
 //! | `control`, `seat` | the thread that makes connections by rdma_cm, and what it and the cores tell each other |
 //! | `linked` | one core's transport, which has its connections made: [`LinkedTransport`] |
 //! | [`links`] | the state of each connection, for people |
@@ -69,6 +70,7 @@ mod address;
 pub mod asking;
 pub mod auto;
 mod connection;
+mod connector;
 mod control;
 pub mod endpoint;
 mod error;

@@ -26,9 +26,9 @@ const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
 const LARGE: u64 = 3;
 const LARGE_BYTES: u64 = 128 << 20;
 /// What a small demo takes of small files, and its large objects: no whole number of chunks.
-const SMALL_FILES_MAX_SMALL: usize = 60;
+const SMALL_FILES_MAX_SMALL: usize = 40;
 const SMALL_FILE_BYTES_MAX_SMALL: u64 = 64 << 10;
-const LARGE_BYTES_SMALL: u64 = (4 << 20) - 1;
+const LARGE_BYTES_SMALL: u64 = (2 << 20) - 1;
 /// Bytes that one batch of puts holds in memory, about.
 const BATCH_BYTES: u64 = 256 << 20;
 

@@ -220,8 +220,8 @@ impl Demo<'_> {
     fn overwrite(&self, site: &Site<'_>, group: &Group, table: &mut Table) -> Result<()> {
         self.step("7. two objects are overwritten while they are open");
         let mark = self.mark(group)?;
-        overwrite::show(&site.point(), self.client, self.stop)?;
-        let expected = overwrite::ORIGIN_BYTES;
+        overwrite::show(&site.point(), self.client, self.form.small, self.stop)?;
+        let expected = overwrite::origin_bytes(self.form.small);
         let claim = self.claim(
             "read from S3 of the overwritten: 1 old, 2 new",
             expected,

@@ -6,8 +6,17 @@ use rustix::process::Signal;
 
 use super::cluster::{Cluster, put_objects, read_objects, write_secret};
 use super::links::{asked_by, device, received_bytes};
-use super::reading::{LENGTHS, ask_all, reading, run, until_rdma, with};
+use super::reading::{ask_all, reading, run, until_rdma, with};
 use super::support::{COMMAND_TIMEOUT, Running, eventually, send, stop};
+
+/// Less than in `reading`, where every length is tried: 5 MiB.
+const LENGTHS: [usize; 14] = {
+    let mut lengths = [96 << 10; 14];
+    lengths[0] = 4097;
+    lengths[1] = 1 << 20;
+    lengths[2] = (3 << 20) - 1;
+    lengths
+};
 
 /// The interface at the other end of the device's: without it the device's port is down.
 struct Link(String);
@@ -57,7 +66,7 @@ fn a_link_that_goes_down_is_on_tcp_at_once_and_comes_back() {
     until_rdma(&cluster, "m", &path, 2);
     assert!(ports_down(&cluster, "m").is_empty());
     let before = received_bytes(&cluster, "m", "rdma");
-    let reader = reading(&path);
+    let reader = reading(&path, &LENGTHS);
     eventually("bytes come", || {
         reader.is_finished() || received_bytes(&cluster, "m", "rdma") > before
     });
@@ -198,7 +207,7 @@ fn a_member_that_stands_still_costs_no_error_and_is_asked_by_verbs_again() {
     let path = cluster.mount_client(&slow);
     until_rdma(&cluster, "m", &path, 2);
     let before = received_bytes(&cluster, "m", "rdma");
-    let reader = reading(&path);
+    let reader = reading(&path, &LENGTHS);
     eventually("bytes come", || {
         reader.is_finished() || received_bytes(&cluster, "m", "rdma") > before
     });

@@ -13,7 +13,7 @@ use super::support::eventually;
 const MIB: usize = 1 << 20;
 
 /// Whole and broken lengths, and so many that every member owns some; 13 MiB in all: the guest's processor is emulated.
-pub const LENGTHS: [usize; 24] = {
+const LENGTHS: [usize; 24] = {
     let mut lengths = [96 << 10; 24];
     lengths[0] = 1;
     lengths[1] = 4096;
@@ -55,9 +55,9 @@ pub fn until_rdma(cluster: &Cluster, mount: &str, path: &Path, count: usize) {
 }
 
 /// Reads all objects in the background.
-pub fn reading(path: &Path) -> JoinHandle<()> {
+pub fn reading(path: &Path, lengths: &'static [usize]) -> JoinHandle<()> {
     let path = PathBuf::from(path);
-    std::thread::spawn(move || read_objects(&path, "o", &LENGTHS))
+    std::thread::spawn(move || read_objects(&path, "o", lengths))
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn a_member_killed_in_mid_transfer_costs_no_error() {
     let path = cluster.mount_client(&slow);
     until_rdma(&cluster, "m", &path, 3);
     let before = received_bytes(&cluster, "m", "rdma");
-    let reader = reading(&path);
+    let reader = reading(&path, &LENGTHS);
     eventually("bytes come", || {
         reader.is_finished() || received_bytes(&cluster, "m", "rdma") > before
     });
@@ -183,7 +183,7 @@ fn a_device_that_is_removed_under_readers_costs_no_error() {
         "a core has no device"
     );
     let before = received_bytes(&cluster, "m", "rdma");
-    let reader = reading(&path);
+    let reader = reading(&path, &LENGTHS);
     eventually("bytes come", || {
         reader.is_finished() || received_bytes(&cluster, "m", "rdma") > before
     });

@@ -91,7 +91,7 @@ impl Raw {
             made.pair.connect_by(connect).expect("to connect");
             let grant = Grant {
                 messages: 64,
-                credit_bytes: 1 << 20,
+                credit_bytes: 2 << 20,
             };
             (made.pair.number(), grant)
         };

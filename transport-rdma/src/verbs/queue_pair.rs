@@ -61,6 +61,38 @@ impl PrepareStep {
     }
 }
 
+#[cfg(test)]
+impl PrepareStep {
+    /// One that prepares nothing.
+    pub(crate) fn nothing(device: &str) -> PrepareStep {
+        PrepareStep {
+            step: Step::nothing(),
+            device: device.into(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl ConnectSteps {
+    /// Steps that connect nothing.
+    pub(crate) fn nothing() -> ConnectSteps {
+        ConnectSteps {
+            to_receive: Step::nothing(),
+            to_send: Step::nothing(),
+        }
+    }
+}
+
+#[cfg(test)]
+impl Step {
+    fn nothing() -> Step {
+        Step {
+            attributes: ibv_qp_attr::zeroed(),
+            which: 0,
+        }
+    }
+}
+
 /// How a queue pair is connected; see [`super::Cm::connect_steps`].
 #[derive(Clone, Copy)]
 pub struct ConnectSteps {
