@@ -9,17 +9,18 @@ use std::time::Duration;
 
 use forebay_engine::arena::Mapping;
 use forebay_engine::ports::{
-    Clock, FetchTag, Full, PeerCore, Time, Transport, TransportEvent, TransportOp,
+    Clock, FetchTag, Full, PeerCore, PeerId, Time, Transport, TransportEvent, TransportOp,
 };
 use forebay_engine::ring::Doorbell;
 
+use crate::asking::Grant;
 use crate::auto::{Linked, Readiness};
 use crate::endpoint::{Shared, devices, verbs};
 use crate::limits::{INTRODUCE_MS, STRIPE_BYTES, STRIPE_PAUSE_S};
-use crate::links::LinkState;
+use crate::links::{LinkRecord, LinkState};
 use crate::rails::PortNews;
 use crate::seat::{Seat, ToControl, ToCore};
-use crate::{CmId, ConnectionId, RdmaTransport, VerbsError};
+use crate::{CmId, ConnectSteps, ConnectionId, PrepareStep, RdmaTransport, VerbsError};
 
 /// A connection that is not there yet, or will not be.
 #[derive(Debug)]
@@ -45,9 +46,97 @@ struct Known {
 /// Kept failures of links that nobody asks for any more.
 const FAILED_MAX: usize = 4_096;
 
+/// What has the connections. In tests something else than [`RdmaTransport`] does.
+pub(crate) trait Connections: Transport {
+    fn offer(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, u32), VerbsError>;
+    fn accept(
+        &mut self,
+        from: PeerId,
+        prepare: &PrepareStep,
+        connect: &ConnectSteps,
+    ) -> Result<(ConnectionId, u32, Grant), VerbsError>;
+    fn begin(
+        &mut self,
+        id: ConnectionId,
+        to: PeerCore,
+        connect: &ConnectSteps,
+        grant: Grant,
+    ) -> Result<(), VerbsError>;
+    fn close(&mut self, id: ConnectionId, why: &'static str);
+    fn record(&mut self, id: ConnectionId, record: Arc<LinkRecord>);
+    fn lose(&mut self, device: &str);
+    fn reaches(&self, to: PeerCore) -> bool;
+    fn devices_to(&self, to: PeerCore) -> Vec<String>;
+    fn under_way_bytes(&self, to: PeerCore) -> u64;
+    fn take_ended(&mut self) -> Vec<(ConnectionId, String)>;
+    fn take_ports(&mut self) -> Vec<(String, PortNews)>;
+    fn why_down(&self) -> Option<String>;
+}
+
+impl Connections for RdmaTransport {
+    fn offer(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, u32), VerbsError> {
+        RdmaTransport::offer(self, prepare)
+    }
+
+    fn accept(
+        &mut self,
+        from: PeerId,
+        prepare: &PrepareStep,
+        connect: &ConnectSteps,
+    ) -> Result<(ConnectionId, u32, Grant), VerbsError> {
+        RdmaTransport::accept(self, from, prepare, connect)
+    }
+
+    fn begin(
+        &mut self,
+        id: ConnectionId,
+        to: PeerCore,
+        connect: &ConnectSteps,
+        grant: Grant,
+    ) -> Result<(), VerbsError> {
+        RdmaTransport::begin(self, id, to, connect, grant)
+    }
+
+    fn close(&mut self, id: ConnectionId, why: &'static str) {
+        RdmaTransport::close(self, id, why);
+    }
+
+    fn record(&mut self, id: ConnectionId, record: Arc<LinkRecord>) {
+        RdmaTransport::record(self, id, record);
+    }
+
+    fn lose(&mut self, device: &str) {
+        RdmaTransport::lose(self, device);
+    }
+
+    fn reaches(&self, to: PeerCore) -> bool {
+        RdmaTransport::reaches(self, to)
+    }
+
+    fn devices_to(&self, to: PeerCore) -> Vec<String> {
+        RdmaTransport::devices_to(self, to)
+    }
+
+    fn under_way_bytes(&self, to: PeerCore) -> u64 {
+        RdmaTransport::under_way_bytes(self, to)
+    }
+
+    fn take_ended(&mut self) -> Vec<(ConnectionId, String)> {
+        RdmaTransport::take_ended(self)
+    }
+
+    fn take_ports(&mut self) -> Vec<(String, PortNews)> {
+        RdmaTransport::take_ports(self)
+    }
+
+    fn why_down(&self) -> Option<String> {
+        RdmaTransport::why_down(self)
+    }
+}
+
 /// The engine's way to peers by RDMA, for one core, which makes its connections. It never leaves that core's thread.
-pub struct LinkedTransport {
-    transport: RdmaTransport,
+pub struct LinkedTransport<T = RdmaTransport> {
+    transport: T,
     shared: Arc<Shared>,
     core: u16,
     seat: Arc<Seat>,
@@ -62,7 +151,7 @@ pub struct LinkedTransport {
     revived: bool,
 }
 
-impl fmt::Debug for LinkedTransport {
+impl<T: fmt::Debug> fmt::Debug for LinkedTransport<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LinkedTransport")
             .field("core", &self.core)
@@ -87,25 +176,42 @@ impl LinkedTransport {
             shared.credit_bytes,
             Box::new(clock.clone()),
         )?;
-        Ok(LinkedTransport {
-            transport: transport.armed_for_sleep(doorbell).telling_ends(),
-            shared,
-            core,
-            seat,
-            clock: Box::new(clock),
-            wanted: BTreeMap::new(),
-            known: BTreeMap::new(),
-            rails: devices.len(),
-            not_wider_before: BTreeMap::new(),
-            revived: false,
-        })
+        let transport = transport.armed_for_sleep(doorbell).telling_ends();
+        let mut linked = LinkedTransport::over(transport, shared, (core, seat), Box::new(clock));
+        linked.rails = devices.len();
+        Ok(linked)
     }
 
     /// Readable when a completion came after [`Transport::poll`] had none: the core's thread waits for it too.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.transport.fd()
     }
+}
 
+impl<T> LinkedTransport<T> {
+    fn over(
+        transport: T,
+        shared: Arc<Shared>,
+        (core, seat): (u16, Arc<Seat>),
+        clock: Box<dyn Clock>,
+    ) -> Self {
+        LinkedTransport {
+            transport,
+            shared,
+            core,
+            seat,
+            clock,
+            wanted: BTreeMap::new(),
+            known: BTreeMap::new(),
+            rails: 1,
+            not_wider_before: BTreeMap::new(),
+            revived: false,
+        }
+    }
+}
+
+#[allow(private_bounds, reason = "nobody else has another one")]
+impl<T: Connections> LinkedTransport<T> {
     fn arrived(&mut self, arrival: ToCore) {
         match arrival {
             ToCore::Offer { by, to, prepare } => {
@@ -270,7 +376,7 @@ impl LinkedTransport {
     }
 }
 
-impl Linked for LinkedTransport {
+impl<T: Connections> Linked for LinkedTransport<T> {
     fn reaches(&self, to: PeerCore) -> bool {
         self.transport.reaches(to)
     }
@@ -313,7 +419,7 @@ impl Linked for LinkedTransport {
     }
 }
 
-impl Transport for LinkedTransport {
+impl<T: Connections> Transport for LinkedTransport<T> {
     #[allow(clippy::result_large_err)]
     fn submit(&mut self, op: TransportOp) -> Result<(), Full<TransportOp>> {
         if let TransportOp::Fetch { to, lease, .. } = &op {
@@ -341,7 +447,7 @@ impl Transport for LinkedTransport {
     }
 }
 
-impl Drop for LinkedTransport {
+impl<T> Drop for LinkedTransport<T> {
     fn drop(&mut self) {
         self.shared.leave(self.core, &self.seat);
         for known in self.known.values() {
@@ -349,3 +455,7 @@ impl Drop for LinkedTransport {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "linked_tests.rs"]
+mod tests;
