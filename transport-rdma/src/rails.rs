@@ -289,7 +289,11 @@ impl Rails {
         let Some(rail) = rail else {
             return Ok(false);
         };
-        if rail.channel.take_events()? == 0 && rail.armed || !connected {
+        // An event was its only one: also where nobody is connected it is not armed any more.
+        if rail.channel.take_events()? > 0 {
+            rail.armed = false;
+        }
+        if rail.armed || !connected {
             return Ok(false);
         }
         rail.queue.arm()?;

@@ -150,7 +150,7 @@ fn a_closed_connection_gives_its_leases_back_and_another_takes_over() {
 }
 
 /// Lets all connections of both ends end, with their queue pairs.
-fn ended(asker: &mut RdmaTransport, server: &mut RdmaTransport) {
+pub fn ended(asker: &mut RdmaTransport, server: &mut RdmaTransport) {
     let begun = Instant::now();
     while asker.connections() + server.connections() > 0 {
         assert!(begun.elapsed() < WAIT_MAX, "a connection does not end");

@@ -7,3 +7,4 @@ mod garbage;
 mod held;
 mod pair;
 mod raw;
+mod sleeping;
