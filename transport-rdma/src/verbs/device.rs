@@ -211,6 +211,15 @@ impl KernelNode {
         Ok((entry.dev(), entry.ino()))
     }
 
+    /// The kernel answers `EIO` to every call on a device that was removed; before a device's entry in sysfs goes, everything
+    /// that was made from the device has been destroyed.
+    fn is_destroyed(&self, returned: io::Result<()>) -> io::Result<()> {
+        match returned {
+            Err(why) if why.raw_os_error() == Some(libc::EIO) && self.is_gone() => Ok(()),
+            returned => returned,
+        }
+    }
+
     fn is_gone(&self) -> bool {
         match (self.seen, KernelNode::look(&self.path)) {
             (Some(seen), Ok(now)) => seen != now,
@@ -367,14 +376,9 @@ impl Device {
 }
 
 impl DeviceShared {
-    /// Of a call that destroys something: whether it is gone, also when the kernel says that it could not. It answers
-    /// `EIO` to every call on a device that was removed; before a device's entry in sysfs goes, everything that was made
-    /// from the device has been destroyed.
+    /// Of a call that destroys something: whether it is gone, also when the kernel says that it could not.
     pub(super) fn is_destroyed(&self, returned: io::Result<()>) -> io::Result<()> {
-        match returned {
-            Err(why) if why.raw_os_error() == Some(libc::EIO) && self.node.is_gone() => Ok(()),
-            returned => returned,
-        }
+        self.node.is_destroyed(returned)
     }
 
     /// The provider's functions. The header's inline functions read them at each call, and so does this crate.
@@ -411,9 +415,15 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let seen = node(&path);
         assert!(!seen.is_gone());
+        let failed = |number| Err(io::Error::from_raw_os_error(number));
+        // Of a device that is there it failed, whatever the number.
+        assert!(seen.is_destroyed(failed(libc::EIO)).is_err());
         std::fs::create_dir(dir.path().join("other")).unwrap();
         std::fs::remove_dir(&path).unwrap();
         assert!(seen.is_gone());
+        assert!(seen.is_destroyed(failed(libc::EIO)).is_ok());
+        assert!(seen.is_destroyed(failed(libc::EBUSY)).is_err());
+        assert!(seen.is_destroyed(Ok(())).is_ok());
         std::fs::rename(dir.path().join("other"), &path).unwrap();
         assert!(seen.is_gone(), "another of its name");
     }
