@@ -19,6 +19,9 @@ use forebay_engine::ports::{
 /// A link that broke stays on TCP for so long.
 pub const PROBE_PAUSE: Duration = Duration::from_secs(10);
 
+/// The other end has no RDMA at all: as long as it runs that stays so, most likely.
+pub const LACKING_PAUSE: Duration = Duration::from_secs(60);
+
 /// A link that carried nothing for so long is forgotten: members come and go, each with a new number.
 pub const LINK_KEPT: Duration = Duration::from_secs(600);
 
@@ -38,6 +41,8 @@ pub enum Readiness {
     Connecting,
     /// They cannot, and why: for people.
     Unavailable(String),
+    /// The same, because the other end has no RDMA.
+    Lacking(String),
 }
 
 /// A transport whose links have to be made first.
@@ -168,6 +173,10 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             },
             Readiness::Unavailable(why) => {
                 link.not_before = now + PROBE_PAUSE;
+                Path::Tcp(why)
+            }
+            Readiness::Lacking(why) => {
+                link.not_before = now + LACKING_PAUSE;
                 Path::Tcp(why)
             }
         };

@@ -31,6 +31,9 @@ struct Script {
     is_wide: bool,
     told: u64,
     revived: bool,
+    /// What it says of links instead of that they are there, and how often.
+    readiness: Option<Readiness>,
+    asked: u64,
 }
 
 impl Script {
@@ -82,7 +85,8 @@ impl Linked for Script {
     }
 
     fn prepare(&mut self, _to: PeerCore) -> Readiness {
-        Readiness::Ready
+        self.asked += 1;
+        self.readiness.clone().unwrap_or(Readiness::Ready)
     }
 
     fn take_revival(&mut self) -> bool {
@@ -204,6 +208,26 @@ fn what_queue_pairs_fail_is_asked_of_tcp_at_once() {
         bench.auto.verbs.fails(TransportError::Unreachable);
         assert!(bench.auto.poll().is_none());
         assert_eq!(bench.auto.tcp.taken.len(), 1, "it sleeps until a deadline");
+    }
+}
+
+#[test]
+fn who_has_no_rdma_is_asked_for_it_more_rarely_than_who_cannot_be_reached() {
+    let why = || String::from("a reason");
+    for (readiness, asked) in [
+        (Readiness::Unavailable(why()), 12),
+        (Readiness::Lacking(why()), 2),
+    ] {
+        let mut bench = Bench::new();
+        bench.auto.verbs.readiness = Some(readiness.clone());
+        // For two minutes, a request each second.
+        for n in 0..120 {
+            bench.now.0.replace(Time(0) + Duration::from_secs(n));
+            bench.fetch(n, 2);
+        }
+        assert_eq!(bench.auto.verbs.asked, asked, "{readiness:?}");
+        let path = bench.auto.paths().next().map(|(_, path)| path.clone());
+        assert_eq!(path, Some(Path::Tcp(why())));
     }
 }
 

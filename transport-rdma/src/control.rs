@@ -27,7 +27,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::asking::Grant;
 use crate::connector::Connector;
-use crate::endpoint::{Invite, Shared, Told};
+use crate::endpoint::{Invite, NoOffer, Shared, Told};
 use crate::introduce::{Asker, Ends, Guest, Offer, Refused, Session};
 use crate::limits::{BACKLOG, HELD_S, INTRODUCE_MS, LISTEN_PAUSE_MS, RESOLVE_MS};
 use crate::seat::{ToControl, ToCore};
@@ -193,7 +193,7 @@ impl<C: Connector> Control<C> {
         self.shared.listening.lock().clear();
         loop {
             for at in std::mem::take(&mut self.inviting).into_keys() {
-                self.unavailable(at.0, at.1, "rdma_cm broke: see the log".into());
+                self.unavailable(at.0, at.1, "rdma_cm broke: see the log");
             }
             let making = std::mem::take(&mut self.making);
             for (by, made) in making {
@@ -202,7 +202,7 @@ impl<C: Connector> Control<C> {
             match self.shared.next() {
                 Some(ToControl::Stop) => return,
                 Some(ToControl::Want { core, to, .. }) => {
-                    self.unavailable(core, to, "rdma_cm broke: see the log".into());
+                    self.unavailable(core, to, "rdma_cm broke: see the log");
                 }
                 Some(ToControl::Offered { core, offered, .. }) => {
                     self.orphan(core, offered.map(|(id, _)| id));
@@ -307,7 +307,8 @@ impl<C: Connector> Control<C> {
         }
     }
 
-    fn unavailable(&self, core: u16, to: PeerCore, why: String) {
+    fn unavailable(&self, core: u16, to: PeerCore, why: impl Into<NoOffer>) {
+        let why = why.into();
         self.tell(core, ToCore::Unavailable { to, why });
     }
 
@@ -343,7 +344,7 @@ impl<C: Connector> Control<C> {
         }
     }
 
-    fn invited(&mut self, ends: Ends, invited: Result<(Session, Offer), String>) {
+    fn invited(&mut self, ends: Ends, invited: Result<(Session, Offer), NoOffer>) {
         let (core, to) = (ends.asker.core, ends.acceptor);
         // Too late, or twice.
         let Some(Inviting { until, without }) = self.inviting.remove(&(core, to)) else {
@@ -670,7 +671,7 @@ impl<C: Connector> Control<C> {
         let late = late.filter(|(_, inviting)| inviting.until <= now);
         for (core, to) in late.map(|(link, _)| *link).collect::<Vec<_>>() {
             self.inviting.remove(&(core, to));
-            self.unavailable(core, to, "it did not say in time how it is reached".into());
+            self.unavailable(core, to, "it did not say in time how it is reached");
         }
         let late = self.making.iter().filter(|(_, making)| making.until <= now);
         for by in late.map(|(by, _)| *by).collect::<Vec<_>>() {

@@ -241,7 +241,7 @@ impl Bench {
         let ticket = self.tickets.issue(session(), ends, [9; 16], now);
         let at = vec![SocketAddr::from(([10, 0, 0, 2], 5_000))];
         let ticket = ticket.unwrap();
-        told.tell(Ok((session(), Offer { ticket, at })));
+        told.tell(Ok::<_, String>((session(), Offer { ticket, at })));
         assert!(self.turn([], []).is_empty());
         (CmId(self.control.cm.last), ends)
     }
@@ -283,7 +283,7 @@ fn accepted(id: CmId, private: Vec<u8>) -> CmEvent {
 
 fn why(told: &[ToCore]) -> &str {
     let unavailable = told.iter().find_map(|told| match told {
-        ToCore::Unavailable { to: PEER, why } => Some(why),
+        ToCore::Unavailable { to: PEER, why } => Some(&why.why),
         _ => None,
     });
     unavailable.expect("the core is told that there is none")
@@ -391,10 +391,10 @@ fn a_peer_that_is_wanted_twice_is_invited_once() {
     assert_eq!(bench.invited.lock().len(), 1);
     // An answer that comes twice, or late, makes no second connection.
     let (ends, told) = bench.invited.lock().pop().unwrap();
-    told.tell(Err("no".into()));
+    told.tell(Err("no"));
     assert_eq!(why(&bench.turn([], [])), "no");
     let late = Told::new(bench.shared(), ends);
-    late.tell(Err("again".into()));
+    late.tell(Err("again"));
     assert!(bench.turn([], []).is_empty());
 }
 

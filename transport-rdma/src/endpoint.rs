@@ -35,14 +35,36 @@ pub struct Told {
     ends: Ends,
 }
 
+/// Why there is no connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NoOffer {
+    /// For people.
+    pub why: String,
+    /// The peer has no RDMA at all: it is asked more rarely.
+    pub lacks: bool,
+}
+
+impl From<String> for NoOffer {
+    fn from(why: String) -> Self {
+        NoOffer { why, lacks: false }
+    }
+}
+
+impl From<&str> for NoOffer {
+    fn from(why: &str) -> Self {
+        NoOffer::from(why.to_owned())
+    }
+}
+
 impl Told {
     pub(crate) fn new(shared: Arc<Shared>, ends: Ends) -> Told {
         Told { shared, ends }
     }
 
     /// What the peer said, and the session of that connection; or why it said nothing.
-    pub fn tell(self, invited: Result<(Session, Offer), String>) {
+    pub fn tell(self, invited: Result<(Session, Offer), impl Into<NoOffer>>) {
         let ends = self.ends;
+        let invited = invited.map_err(Into::into);
         self.shared.tell(ToControl::Invited { ends, invited });
     }
 }

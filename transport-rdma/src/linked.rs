@@ -15,7 +15,7 @@ use forebay_engine::ring::Doorbell;
 
 use crate::asking::Grant;
 use crate::auto::{Linked, Readiness};
-use crate::endpoint::{Shared, devices, verbs};
+use crate::endpoint::{NoOffer, Shared, devices, verbs};
 use crate::limits::{INTRODUCE_MS, STRIPE_BYTES, STRIPE_PAUSE_S};
 use crate::links::{LinkRecord, LinkState};
 use crate::rails::PortNews;
@@ -28,7 +28,7 @@ enum Wanted {
     /// Asked of the control thread, which answers.
     Since(Time),
     /// Why there is none; told once.
-    Failed(String),
+    Failed(NoOffer),
 }
 
 /// What a connection is to the control thread and to people.
@@ -303,10 +303,10 @@ impl<T: Connections> LinkedTransport<T> {
             .count()
     }
 
-    fn failed(&mut self, to: PeerCore, why: String) {
+    fn failed(&mut self, to: PeerCore, no: NoOffer) {
         // One of several: the others carry on.
         if self.transport.reaches(to) {
-            tracing::debug!(peer = to.peer.0, "RDMA: no further connection: {why}");
+            tracing::debug!(peer = to.peer.0, "RDMA: no further connection: {}", no.why);
             let at = self.clock.now() + Duration::from_secs(STRIPE_PAUSE_S);
             self.not_wider_before.insert(to, at);
             self.wanted.remove(&to);
@@ -317,8 +317,8 @@ impl<T: Connections> LinkedTransport<T> {
                 .retain(|_, wanted| matches!(wanted, Wanted::Since(_)));
         }
         let record = self.shared.links.record(self.core, to, true);
-        record.down(why.clone());
-        self.wanted.insert(to, Wanted::Failed(why));
+        record.down(no.why.clone());
+        self.wanted.insert(to, Wanted::Failed(no));
     }
 
     /// Wants a further connection of a link that is asked for much at once, if there is a rail without one.
@@ -397,8 +397,11 @@ impl<T: Connections> Linked for LinkedTransport<T> {
                 return Readiness::Connecting;
             }
             Some(Wanted::Failed(_)) => {
-                if let Some(Wanted::Failed(why)) = self.wanted.remove(&to) {
-                    return Readiness::Unavailable(why);
+                if let Some(Wanted::Failed(no)) = self.wanted.remove(&to) {
+                    return match no.lacks {
+                        true => Readiness::Lacking(no.why),
+                        false => Readiness::Unavailable(no.why),
+                    };
                 }
             }
             _ => {}

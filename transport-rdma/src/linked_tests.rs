@@ -291,7 +291,7 @@ fn why_there_is_no_link_is_told_once() {
     let (to, why) = (peer(2), String::from("it has no RDMA"));
     bench.told([ToCore::Unavailable {
         to,
-        why: why.clone(),
+        why: why.clone().into(),
     }]);
     assert_eq!(
         bench.state(peer(2), true),
@@ -301,6 +301,13 @@ fn why_there_is_no_link_is_told_once() {
     assert_eq!(bench.wants(), 0);
     assert_eq!(bench.linked.prepare(to), Readiness::Connecting);
     assert_eq!(bench.wants(), 1);
+    let why = NoOffer {
+        why: "it has no RDMA".into(),
+        lacks: true,
+    };
+    bench.told([ToCore::Unavailable { to, why }]);
+    let lacking = Readiness::Lacking("it has no RDMA".into());
+    assert_eq!(bench.linked.prepare(to), lacking);
 }
 
 #[test]
@@ -309,7 +316,10 @@ fn failures_of_links_that_nobody_asks_for_are_forgotten() {
     bench.linked.prepare(peer(1));
     for n in 0..2 * FAILED_MAX as u64 {
         let (to, why) = (peer(10 + n), String::from("no"));
-        bench.told([ToCore::Unavailable { to, why }]);
+        bench.told([ToCore::Unavailable {
+            to,
+            why: why.into(),
+        }]);
     }
     assert!(bench.linked.wanted.len() <= FAILED_MAX + 1);
     // The one that is being made is not among them.
@@ -348,7 +358,10 @@ fn a_peer_that_comes_again_has_its_first_connection_closed() {
 fn while_ports_are_down_nobody_is_asked_and_when_one_is_up_links_are_tried() {
     let mut bench = Bench::new();
     let (to, why) = (peer(2), String::from("it has no RDMA"));
-    bench.told([ToCore::Unavailable { to, why }]);
+    bench.told([ToCore::Unavailable {
+        to,
+        why: why.into(),
+    }]);
     let down = |why: &str| PortNews::Down(why.into());
     let transport = &mut bench.linked.transport;
     transport.down = Some("dev0: down".into());

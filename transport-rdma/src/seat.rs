@@ -8,6 +8,7 @@ use forebay_engine::ports::PeerCore;
 use forebay_engine::ring::Doorbell;
 
 use crate::asking::Grant;
+use crate::endpoint::NoOffer;
 use crate::introduce::{Ends, Offer, Session};
 use crate::{CmId, ConnectSteps, ConnectionId, PrepareStep};
 
@@ -41,7 +42,7 @@ pub(crate) enum ToCore {
     /// A device goes away: close it.
     Lost { device: String },
     /// There will be no connection to ask on.
-    Unavailable { to: PeerCore, why: String },
+    Unavailable { to: PeerCore, why: NoOffer },
 }
 
 /// What the control thread is told.
@@ -56,7 +57,7 @@ pub(crate) enum ToControl {
     /// What the other said over TCP.
     Invited {
         ends: Ends,
-        invited: Result<(Session, Offer), String>,
+        invited: Result<(Session, Offer), NoOffer>,
     },
     Offered {
         core: u16,

@@ -6,14 +6,16 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 use forebay_membership::local::{addresses, published};
-use forebay_transport_rdma::endpoint::{Endpoint as Rdma, EndpointConfig, Told};
+use forebay_transport_rdma::endpoint::{Endpoint as Rdma, EndpointConfig, NoOffer, Told};
 use forebay_transport_rdma::introduce::{
     Ends, HEAD_BYTES, Offer, Refused, Session, answer, offer_bytes,
 };
 use forebay_transport_rdma::inventory::{Inventory, Rail, rail};
 use forebay_transport_rdma::{Verbs, VerbsError};
 use forebay_transport_tcp::limits::CREDIT_BYTES_DEFAULT;
-use forebay_transport_tcp::{Endpoint as Tcp, Introduction, Introductions, Key};
+use forebay_transport_tcp::{
+    DialError, Endpoint as Tcp, Introduction, Introductions, Key, Refusal,
+};
 use serde::{Deserialize, Serialize};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::runtime::Handle;
@@ -172,9 +174,18 @@ fn session(key: &Key, introduction: &Introduction) -> Session {
 }
 
 /// Asks a peer how its core is reached.
-async fn ask(tcp: &Tcp, key: &Key, ends: Ends) -> Result<(Session, Offer), String> {
+async fn ask(tcp: &Tcp, key: &Key, ends: Ends) -> Result<(Session, Offer), NoOffer> {
     let introduced = tcp.introduce(ends.asker.core, ends.acceptor).await;
-    let mut introduction = introduced.map_err(|error| error.to_string())?;
+    let mut introduction = introduced.map_err(|error| NoOffer {
+        lacks: matches!(
+            error,
+            DialError::Refused {
+                reason: Refusal::NoRdma,
+                ..
+            }
+        ),
+        why: error.to_string(),
+    })?;
     let session = session(key, &introduction);
     let stream = &mut introduction.stream;
     let offer = timeout(OFFER_TIMEOUT, async {
@@ -190,12 +201,13 @@ async fn ask(tcp: &Tcp, key: &Key, ends: Ends) -> Result<(Session, Offer), Strin
     });
     match offer.await {
         Ok(Ok(Ok(offer))) => Ok((session, offer)),
-        Ok(Ok(Err(refused))) => Err(format!("it refuses: {refused}")),
-        Ok(Err(error)) => Err(format!("it does not say how it is reached: {error}")),
+        Ok(Ok(Err(refused))) => Err(format!("it refuses: {refused}").into()),
+        Ok(Err(error)) => Err(format!("it does not say how it is reached: {error}").into()),
         Err(_) => Err(format!(
             "it does not say within {} s how it is reached",
             OFFER_TIMEOUT.as_secs()
-        )),
+        )
+        .into()),
     }
 }
 

@@ -231,7 +231,9 @@ impl Pair {
         loop {
             match transport.prepare(TO) {
                 Readiness::Ready => break,
-                Readiness::Unavailable(why) => bail!("the peer cannot be reached by RDMA: {why}"),
+                Readiness::Unavailable(why) | Readiness::Lacking(why) => {
+                    bail!("the peer cannot be reached by RDMA: {why}")
+                }
                 Readiness::Connecting if started.elapsed() > CONNECT_LIMIT => {
                     bail!("no queue pair within {} s", CONNECT_LIMIT.as_secs())
                 }
