@@ -61,7 +61,7 @@ impl Stop {
 pub struct Form {
     /// The S3 server (`S3=` of `make demo`); none for the embedded one.
     pub s3: Option<String>,
-    /// With a bucket of some megabytes, without the data set.
+    /// With a bucket of some megabytes without the data set; nothing restarts, nothing is overwritten.
     pub small: bool,
     /// Members and client speak RDMA, and the demo fails when they do not.
     pub rdma: Option<Rdma>,

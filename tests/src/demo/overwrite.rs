@@ -16,7 +16,6 @@ use crate::harness::BucketClient;
 use crate::s3::synthetic_bytes;
 
 const SIZE_BYTES: usize = 4 << 20;
-const SIZE_BYTES_SMALL: usize = 1 << 20;
 const CACHED: &str = "overwrite/cached.bin";
 const UNREAD: &str = "overwrite/unread.bin";
 const OLD_SEED: u64 = 1_001;
@@ -25,37 +24,27 @@ const NEW_SEED: u64 = 1_002;
 const TTL_AND_MORE: Duration = Duration::from_millis(1_500);
 
 /// What all this has to read from S3: one old version and both new ones.
-pub(super) fn origin_bytes(is_small: bool) -> u64 {
-    3 * size_bytes(is_small) as u64
-}
+pub(super) const ORIGIN_BYTES: u64 = 3 * SIZE_BYTES as u64;
 
-fn size_bytes(is_small: bool) -> usize {
-    match is_small {
-        true => SIZE_BYTES_SMALL,
-        false => SIZE_BYTES,
-    }
-}
-
-fn version(seed: u64, len_bytes: usize) -> Bytes {
-    let mut bytes = vec![0; len_bytes];
+fn version(seed: u64) -> Bytes {
+    let mut bytes = vec![0; SIZE_BYTES];
     synthetic_bytes(seed, 0, &mut bytes);
     bytes.into()
 }
 
-fn put(client: &BucketClient, version: &Bytes) -> Result<()> {
-    client.put_all([CACHED, UNREAD].map(|key| (key.to_owned(), version.clone())))
+fn put(client: &BucketClient, seed: u64) -> Result<()> {
+    client.put_all([CACHED, UNREAD].map(|key| (key.to_owned(), version(seed))))
 }
 
 /// Puts two objects, opens them, overwrites them, and shows what old handles and new opens read.
-pub(super) fn show(point: &Path, client: &BucketClient, is_small: bool, stop: &Stop) -> Result<()> {
-    let len_bytes = size_bytes(is_small);
-    let (old, new) = (version(OLD_SEED, len_bytes), version(NEW_SEED, len_bytes));
-    put(client, &old)?;
+pub(super) fn show(point: &Path, client: &BucketClient, stop: &Stop) -> Result<()> {
+    let (old, new) = (version(OLD_SEED), version(NEW_SEED));
+    put(client, OLD_SEED)?;
     let cached = Open::new(point, CACHED)?;
     let unread = Open::new(point, UNREAD)?;
     ensure!(cached.read()? == old, "{CACHED} differs from its source");
 
-    put(client, &new)?;
+    put(client, NEW_SEED)?;
     thread::sleep(TTL_AND_MORE);
     stop.check()?;
 
@@ -101,7 +90,7 @@ impl Open {
     }
 
     fn read(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = vec![0; self.meta.len() as usize];
+        let mut bytes = vec![0; SIZE_BYTES];
         self.file.read_exact_at(&mut bytes, 0)?;
         Ok(bytes)
     }
