@@ -256,7 +256,7 @@ impl<D: BlockDevice> Log<D> {
         if matches!(self.state, DeviceState::Retired(_)) {
             self.drain_out();
             self.device.commit();
-            return (progressed, wake_at);
+            return (progressed, wake_at.min(self.nap_until(now)));
         }
         progressed |= self.turn_recovery(now, tier, buffers);
         if self.is_recovering() {
@@ -289,7 +289,12 @@ impl<D: BlockDevice> Log<D> {
         }
         self.drain_out();
         self.device.commit();
-        (progressed, wake_at)
+        (progressed, wake_at.min(self.nap_until(now)))
+    }
+
+    /// When a device that signals nothing is to be polled again.
+    fn nap_until(&mut self, now: Time) -> Time {
+        self.device.nap().map_or(Time::NEVER, |nap| now + nap)
     }
 
     /// Writes that do not end hold buffers and regions for ever: past the bound the device is retired.
@@ -413,7 +418,11 @@ impl<D: BlockDevice> Log<D> {
     pub fn fault(&mut self, now: Time, error: DeviceError, tier: &mut Tier) {
         match error {
             DeviceError::Gone => {
-                return self.retire(tier, "the device is gone".into());
+                let why = match self.device.loss() {
+                    Some(loss) => format!("the device is gone: {loss}"),
+                    None => "the device is gone".into(),
+                };
+                return self.retire(tier, why);
             }
             DeviceError::ReadOnly => return self.stop_writing(tier, error.to_string()),
             DeviceError::NoSpace => {

@@ -1,6 +1,8 @@
 //! Blocks at rest. Shaped after queue pairs, so that SPDK, io_uring and memory all fit: nothing
 //! here names a file descriptor.
 
+use std::time::Duration;
+
 use super::Full;
 use crate::arena::{Frozen, Lease};
 
@@ -136,6 +138,17 @@ pub trait BlockDevice {
 
     /// The next completion, if there is one.
     fn poll(&mut self) -> Option<DeviceEvent>;
+
+    /// How long its core may sleep now at most, because nothing will wake it for this device. None where the device signals
+    /// its completions, or has nothing under way.
+    fn nap(&mut self) -> Option<Duration> {
+        None
+    }
+
+    /// Why operations end in [`DeviceError::Gone`], in words, where the device knows more.
+    fn loss(&self) -> Option<String> {
+        None
+    }
 }
 
 /// No disk on this node.
