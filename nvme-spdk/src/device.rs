@@ -1,0 +1,304 @@
+//! One core's queue pair.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use forebay_engine::ports::{
+    BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, Full,
+};
+
+use crate::driver::{QueuePair, Refusal, Work};
+use crate::error::Loss;
+use crate::namespace::Namespace;
+use crate::pace::Pace;
+
+/// The deepest queue.
+pub const DEPTH_MAX: usize = 1_024;
+
+/// What a core's queue pair is like.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueOptions {
+    /// Operations under way at most; at least 1, at most [`DEPTH_MAX`].
+    pub depth: usize,
+    /// With operations under way, the core is asked not to sleep before nothing has happened for so long. Nothing for a core
+    /// that may not spin.
+    pub spin: Duration,
+}
+
+impl Default for QueueOptions {
+    fn default() -> Self {
+        Self {
+            depth: 256,
+            spin: Duration::from_micros(150),
+        }
+    }
+}
+
+impl QueueOptions {
+    pub(crate) fn depth(&self) -> usize {
+        self.depth.clamp(1, DEPTH_MAX)
+    }
+}
+
+/// A queue pair on a namespace, for the thread that made it. Dropping it waits, for some seconds at most, until what is
+/// under way has ended.
+///
+/// Nothing signals a completion: with operations under way the core must poll, as often as [`BlockDevice::nap`] says.
+#[derive(Debug)]
+pub struct SpdkDevice {
+    queue: QueuePair,
+    depth: usize,
+    /// Ended without SPDK.
+    ready: VecDeque<DeviceEvent>,
+    /// Something was submitted and no doorbell rung for it.
+    submitted: bool,
+    pace: Pace,
+}
+
+impl SpdkDevice {
+    pub(crate) fn new(queue: QueuePair, options: &QueueOptions) -> Self {
+        Self {
+            queue,
+            depth: options.depth(),
+            ready: VecDeque::new(),
+            submitted: false,
+            pace: Pace::new(options.spin),
+        }
+    }
+
+    /// The namespace that it is a queue pair of.
+    pub fn namespace(&self) -> &Namespace {
+        self.queue.namespace()
+    }
+
+    /// Signals at `eventfd` when the controller is lost, so that a core that sleeps learns of it. Completions signal
+    /// nothing.
+    ///
+    /// # Errors
+    /// When there is no descriptor left.
+    pub fn signal_at(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
+        let eventfd: OwnedFd = eventfd.try_clone_to_owned()?;
+        self.namespace().controller().watch.wake(eventfd);
+        Ok(())
+    }
+
+    /// How an operation ends that SPDK need not see.
+    fn short_cut(&self, op: &DeviceOp) -> Option<Result<(), DeviceError>> {
+        let namespace = self.namespace();
+        let gone = || self.lost().then_some(Err(DeviceError::Gone));
+        let (offset_bytes, len_bytes, changes) = match op {
+            DeviceOp::Read {
+                offset_bytes,
+                lease,
+                ..
+            } => (*offset_bytes, lease.len() as u64, false),
+            DeviceOp::Write {
+                offset_bytes,
+                bytes,
+                ..
+            } => (*offset_bytes, bytes.len() as u64, true),
+            DeviceOp::Flush { .. } => {
+                let nothing = (!namespace.raw().can_flush()).then_some(Ok(()));
+                return gone().or(nothing);
+            }
+            DeviceOp::Discard {
+                offset_bytes,
+                len_bytes,
+                ..
+            } => (*offset_bytes, *len_bytes, true),
+        };
+        if !in_range(&namespace.geometry(), offset_bytes, len_bytes) {
+            return Some(Err(DeviceError::Range));
+        }
+        if changes && namespace.is_read_only() {
+            return Some(Err(DeviceError::ReadOnly));
+        }
+        let discard = matches!(op, DeviceOp::Discard { .. });
+        let nothing = len_bytes == 0 || (discard && !namespace.raw().can_discard());
+        gone().or(nothing.then_some(Ok(())))
+    }
+
+    fn lost(&self) -> bool {
+        self.queue.has_ended() || self.namespace().loss().is_some()
+    }
+
+    /// Looks for completions and rings the doorbell. An end of the queue pair is the end of the controller for this node.
+    fn process(&mut self) {
+        self.submitted = false;
+        if !self.queue.process() {
+            self.namespace().controller().watch.lose(Loss::Failed);
+        }
+    }
+}
+
+impl BlockDevice for SpdkDevice {
+    fn geometry(&self) -> DeviceGeometry {
+        self.namespace().geometry()
+    }
+
+    fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {
+        if self.queue.under_way() + self.ready.len() >= self.depth {
+            return Err(Full(op));
+        }
+        if let Some(result) = self.short_cut(&op) {
+            self.ready.push_back(event(work(op), result));
+            return Ok(());
+        }
+        match self.queue.submit(work(op)) {
+            Ok(()) => {
+                self.submitted = true;
+                self.pace.moved();
+                Ok(())
+            }
+            Err((work, Refusal::Full)) => Err(Full(op_of(work))),
+            Err((work, Refusal::Errno(errno))) => {
+                tracing::debug!(
+                    "{}: SPDK takes no operation: {errno}",
+                    self.namespace().address()
+                );
+                let result = Err(match self.lost() {
+                    true => DeviceError::Gone,
+                    false => refused(&work, errno),
+                });
+                self.ready.push_back(event(work, result));
+                Ok(())
+            }
+        }
+    }
+
+    fn commit(&mut self) {
+        if self.submitted {
+            self.process();
+        }
+    }
+
+    fn poll(&mut self) -> Option<DeviceEvent> {
+        if let Some(event) = self.ready.pop_front() {
+            return Some(event);
+        }
+        let mut ended = self.queue.next();
+        if ended.is_none() && self.queue.under_way() > 0 {
+            self.process();
+            ended = self.queue.next();
+        }
+        let (work, status) = ended?;
+        self.pace.moved();
+        let result = status.result(otherwise(&work));
+        Some(event(work, result))
+    }
+
+    fn nap(&mut self) -> Option<Duration> {
+        if !self.ready.is_empty() {
+            return Some(Duration::ZERO);
+        }
+        (self.queue.under_way() > 0).then(|| self.pace.nap(Instant::now()))
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.namespace().loss().map(|loss| loss.to_string())
+    }
+}
+
+/// What SPDK's errno means that is no lack of requests. `-ENXIO`: the queue pair is not connected any more.
+fn refused(work: &Work, errno: i32) -> DeviceError {
+    const ENXIO: i32 = -6;
+    match errno {
+        ENXIO => DeviceError::Gone,
+        _ => otherwise(work),
+    }
+}
+
+/// What an error means that says nothing in particular.
+fn otherwise(work: &Work) -> DeviceError {
+    match work {
+        Work::Read { .. } => DeviceError::Media,
+        _ => DeviceError::Write,
+    }
+}
+
+/// Whether a range is whole sectors within the device.
+fn in_range(geometry: &DeviceGeometry, offset_bytes: u64, len_bytes: u64) -> bool {
+    let sector = u64::from(geometry.sector_bytes);
+    offset_bytes.is_multiple_of(sector)
+        && len_bytes.is_multiple_of(sector)
+        && offset_bytes
+            .checked_add(len_bytes)
+            .is_some_and(|end| end <= geometry.capacity_bytes)
+}
+
+fn work(op: DeviceOp) -> Work {
+    match op {
+        DeviceOp::Read {
+            tag,
+            offset_bytes,
+            lease,
+        } => Work::Read {
+            tag,
+            offset_bytes,
+            lease,
+        },
+        DeviceOp::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        } => Work::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        },
+        DeviceOp::Flush { tag } => Work::Flush { tag },
+        DeviceOp::Discard {
+            tag,
+            offset_bytes,
+            len_bytes,
+        } => Work::Discard {
+            tag,
+            offset_bytes,
+            len_bytes,
+        },
+    }
+}
+
+fn op_of(work: Work) -> DeviceOp {
+    match work {
+        Work::Read {
+            tag,
+            offset_bytes,
+            lease,
+        } => DeviceOp::Read {
+            tag,
+            offset_bytes,
+            lease,
+        },
+        Work::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        } => DeviceOp::Write {
+            tag,
+            offset_bytes,
+            bytes,
+        },
+        Work::Flush { tag } => DeviceOp::Flush { tag },
+        Work::Discard {
+            tag,
+            offset_bytes,
+            len_bytes,
+        } => DeviceOp::Discard {
+            tag,
+            offset_bytes,
+            len_bytes,
+        },
+    }
+}
+
+fn event(work: Work, result: Result<(), DeviceError>) -> DeviceEvent {
+    match work {
+        Work::Read { tag, lease, .. } => DeviceEvent::Read { tag, lease, result },
+        Work::Write { tag, bytes, .. } => DeviceEvent::Write { tag, bytes, result },
+        Work::Flush { tag } => DeviceEvent::Flush { tag, result },
+        Work::Discard { tag, .. } => DeviceEvent::Discard { tag, result },
+    }
+}

@@ -1,0 +1,284 @@
+//! An attached controller and its namespaces.
+
+use std::ffi::{CString, c_void};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::environment::Watch;
+use crate::error::Loss;
+use crate::ffi;
+
+/// Entries of a queue: more than any queue pair here has operations.
+const QUEUE_SIZE_MAX: u32 = 2_048;
+/// How long a target may take to answer a connection. SPDK's own half second is too short for one on a busy machine.
+const CONNECT_US_MAX: u64 = 10_000_000;
+/// Namespaces that are looked at when a wrong one was asked for.
+const NAMESPACES_SHOWN: usize = 64;
+
+/// How a controller is attached.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ConnectOptions {
+    /// A command that takes longer means that the controller hangs.
+    pub(crate) timeout: Duration,
+}
+
+/// An attached controller. Belongs to the thread that attached it, which alone polls its admin queue and detaches it; others
+/// make and end queue pairs, and look at namespaces.
+#[derive(Debug)]
+pub(crate) struct RawController {
+    ctrlr: NonNull<ffi::Ctrlr>,
+    /// What SPDK's timeout callback points to.
+    watch: Arc<Watch>,
+}
+
+// SAFETY: SPDK guards what several threads do with a controller by a lock of the controller (making and freeing queue pairs,
+// the admin queue, failing it). What it does not guard is what a queue pair's owner does, and `QueuePair` is not `Send`.
+unsafe impl Send for RawController {}
+// SAFETY: as above; `&RawController` gives no more than those functions.
+unsafe impl Sync for RawController {}
+
+/// Attaches; blocks for as long as that takes. None when SPDK cannot, which it tells in its own log.
+///
+/// # Errors
+/// When the transport id cannot be parsed.
+pub(crate) fn connect(
+    transport_id: &str,
+    options: &ConnectOptions,
+    watch: &Arc<Watch>,
+) -> Result<Option<RawController>, ()> {
+    let text = CString::new(transport_id).map_err(drop)?;
+    let mut trid = ffi::TransportId {
+        trstring: [0; 33],
+        trtype: 0,
+        adrfam: 0,
+        traddr: [0; 257],
+        trsvcid: [0; 33],
+        subnqn: [0; 224],
+        priority: 0,
+    };
+    // SAFETY: `trid` is SPDK's structure, as `build.rs` has compared, and zeroed, as the function wants it; `text` ends in
+    // zero.
+    if unsafe { ffi::spdk_nvme_transport_id_parse(&mut trid, text.as_ptr()) } != 0 {
+        return Err(());
+    }
+    let mut opts = controller_opts();
+    let known = ffi::ctrlr_opts_bytes();
+    // SAFETY: `known` is the length of SPDK's structure, and `opts` is no shorter, which `build.rs` has compared.
+    unsafe { ffi::spdk_nvme_ctrlr_get_default_ctrlr_opts(&mut opts, known) };
+    // It is told by the engine, once, and not for each command.
+    opts.disable_error_logging = 1;
+    // As many as the controller takes.
+    opts.io_queue_size = QUEUE_SIZE_MAX;
+    opts.fabrics_connect_timeout_us = CONNECT_US_MAX;
+    // SAFETY: both structures were filled by SPDK, and live until the call has returned.
+    let ctrlr = unsafe { ffi::spdk_nvme_connect(&trid, &opts, known) };
+    let Some(ctrlr) = NonNull::new(ctrlr) else {
+        return Ok(None);
+    };
+    let controller = RawController {
+        ctrlr,
+        watch: watch.clone(),
+    };
+    controller.watch_for(options.timeout);
+    Ok(Some(controller))
+}
+
+fn controller_opts() -> ffi::CtrlrOpts {
+    // SAFETY: numbers and arrays of numbers, for which zeros are values.
+    unsafe { std::mem::zeroed() }
+}
+
+impl RawController {
+    fn watch_for(&self, timeout: Duration) {
+        let micros = u64::try_from(timeout.as_micros()).unwrap_or(u64::MAX);
+        let arg = Arc::as_ptr(&self.watch).cast_mut().cast();
+        // SAFETY: the controller is attached. The callback gets `arg`, which lives until `detach` has returned, or for ever
+        // when this is leaked.
+        unsafe {
+            ffi::spdk_nvme_ctrlr_register_timeout_callback(
+                self.ctrlr.as_ptr(),
+                micros,
+                micros,
+                timed_out,
+                arg,
+            );
+        }
+    }
+
+    /// Polls the admin queue: keep-alives, events, timeouts. Only by the thread that attached it. False when the controller
+    /// is lost.
+    pub(crate) fn poll_admin(&self) -> bool {
+        // SAFETY: the controller is attached, and one thread alone calls this.
+        unsafe { ffi::spdk_nvme_ctrlr_process_admin_completions(self.ctrlr.as_ptr()) >= 0 }
+    }
+
+    /// Shuts it down and gives it back, which may take seconds. No queue pair of it is left: each holds a share of what
+    /// holds this.
+    pub(crate) fn detach(self) {
+        // SAFETY: attached, and never used again, since `self` is gone afterwards.
+        unsafe { ffi::spdk_nvme_detach(self.ctrlr.as_ptr()) };
+    }
+
+    /// Vendor's names for it.
+    pub(crate) fn identity(&self) -> Identity {
+        // SAFETY: the controller is attached.
+        let data = unsafe { ffi::spdk_nvme_ctrlr_get_data(self.ctrlr.as_ptr()) };
+        // SAFETY: SPDK's data of an attached controller, which begins as declared and stays until it is detached; null is
+        // told.
+        match unsafe { data.as_ref() } {
+            Some(data) => Identity {
+                model: text(&data.mn),
+                serial: text(&data.sn),
+            },
+            None => Identity::default(),
+        }
+    }
+
+    /// A namespace by its number, or the first. What there is, when it is not there.
+    ///
+    /// # Errors
+    /// The numbers of those that are there.
+    pub(crate) fn namespace(&self, number: Option<u32>) -> Result<RawNamespace, Vec<u32>> {
+        let wanted = number.unwrap_or_else(|| self.next_namespace(None));
+        // SAFETY: the controller is attached; any number may be asked for.
+        let active = wanted != 0
+            && unsafe { ffi::spdk_nvme_ctrlr_is_active_ns(self.ctrlr.as_ptr(), wanted) } != 0;
+        // SAFETY: as above.
+        let ns = unsafe { ffi::spdk_nvme_ctrlr_get_ns(self.ctrlr.as_ptr(), wanted) };
+        match NonNull::new(ns) {
+            Some(ns) if active => Ok(RawNamespace {
+                ns,
+                ctrlr: self.ctrlr,
+                number: wanted,
+            }),
+            _ => {
+                let first = self.next_namespace(None);
+                let all = std::iter::successors(Some(first), |last| {
+                    Some(self.next_namespace(Some(*last)))
+                });
+                Err(all
+                    .take_while(|number| *number != 0)
+                    .take(NAMESPACES_SHOWN)
+                    .collect())
+            }
+        }
+    }
+
+    /// The next that is there; 0 for none.
+    fn next_namespace(&self, after: Option<u32>) -> u32 {
+        match after {
+            // SAFETY: the controller is attached.
+            None => unsafe { ffi::spdk_nvme_ctrlr_get_first_active_ns(self.ctrlr.as_ptr()) },
+            // SAFETY: the controller is attached; any number may be given.
+            Some(last) => unsafe {
+                ffi::spdk_nvme_ctrlr_get_next_active_ns(self.ctrlr.as_ptr(), last)
+            },
+        }
+    }
+}
+
+/// What SPDK calls when a command has taken too long: within a poll of that queue pair's owner, or, for the admin queue, of
+/// whoever waits for it.
+unsafe extern "C" fn timed_out(
+    arg: *mut c_void,
+    ctrlr: *mut ffi::Ctrlr,
+    _qpair: *mut ffi::Qpair,
+    _cid: u16,
+) {
+    // SAFETY: `arg` is the controller's `Watch`, see `watch_for`.
+    let watch = unsafe { &*arg.cast::<Watch>() };
+    watch.lose(Loss::TimedOut(watch.timeout()));
+    // SAFETY: SPDK gives its own controller. From now on each poll of it ends with an error, also the one that SPDK itself
+    // would wait for without end when a queue pair is deleted. It may be called within a callback: it sets a state.
+    unsafe { ffi::spdk_nvme_ctrlr_fail(ctrlr) };
+}
+
+/// What a controller says it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) model: String,
+    pub(crate) serial: String,
+}
+
+fn text(bytes: &[u8]) -> String {
+    let ascii = String::from_utf8_lossy(bytes);
+    ascii
+        .trim_matches(|c: char| c == '\0' || c.is_whitespace())
+        .to_owned()
+}
+
+/// A namespace of a controller that is attached: whoever has one keeps its controller.
+#[derive(Debug)]
+pub(crate) struct RawNamespace {
+    ns: NonNull<ffi::Ns>,
+    ctrlr: NonNull<ffi::Ctrlr>,
+    number: u32,
+}
+
+// SAFETY: only plain numbers of it are read, and SPDK's structure stays where it is until the controller is detached.
+unsafe impl Send for RawNamespace {}
+// SAFETY: as above.
+unsafe impl Sync for RawNamespace {}
+
+impl RawNamespace {
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(super) fn ns(&self) -> *mut ffi::Ns {
+        self.ns.as_ptr()
+    }
+
+    pub(super) fn ctrlr(&self) -> *mut ffi::Ctrlr {
+        self.ctrlr.as_ptr()
+    }
+
+    /// Bytes of data in a sector.
+    pub(crate) fn sector_bytes(&self) -> u32 {
+        // SAFETY: the namespace's controller is attached.
+        unsafe { ffi::spdk_nvme_ns_get_sector_size(self.ns()) }
+    }
+
+    /// Bytes of metadata with each sector.
+    pub(crate) fn metadata_bytes(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { ffi::spdk_nvme_ns_get_md_size(self.ns()) }
+    }
+
+    /// Bytes in all.
+    pub(crate) fn capacity_bytes(&self) -> u64 {
+        // SAFETY: as above.
+        let sectors = unsafe { ffi::spdk_nvme_ns_get_num_sectors(self.ns()) };
+        sectors.saturating_mul(self.sector_bytes().into())
+    }
+
+    /// The largest transfer of one command; SPDK splits what is larger.
+    pub(crate) fn transfer_bytes_max(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { ffi::spdk_nvme_ns_get_max_io_xfer_size(self.ns()) }
+    }
+
+    fn flags(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe { ffi::spdk_nvme_ns_get_flags(self.ns()) }
+    }
+
+    /// Whether there is a cache to flush; otherwise what was written is on stable media.
+    pub(crate) fn can_flush(&self) -> bool {
+        self.flags() & ffi::NS_FLUSH_SUPPORTED != 0
+    }
+
+    /// Whether ranges can be given back.
+    pub(crate) fn can_discard(&self) -> bool {
+        self.flags() & ffi::NS_DEALLOCATE_SUPPORTED != 0
+    }
+
+    /// Whether it takes no writes.
+    pub(crate) fn is_write_protected(&self) -> bool {
+        // SAFETY: the namespace's controller is attached.
+        let data = unsafe { ffi::spdk_nvme_ns_get_data(self.ns()) };
+        // SAFETY: SPDK's data of this namespace, which begins as declared; null is told.
+        unsafe { data.as_ref() }.is_some_and(|data| data.nsattr & ffi::NSATTR_WRITE_PROTECTED != 0)
+    }
+}

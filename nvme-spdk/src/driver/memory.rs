@@ -1,0 +1,50 @@
+//! Memory that PCI devices may reach: the arena's own pages, the same that the RDMA device sends from.
+
+use std::ops::Range;
+
+use forebay_engine::arena::Mapping;
+
+use crate::ffi;
+
+/// What SPDK registers in one go, and what addresses and lengths are multiples of.
+const PAGE_BYTES: usize = 2 << 20;
+
+/// An arena that SPDK knows. Undone when the last queue pair that may reach it is gone.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    range: Range<usize>,
+    /// Keeps the memory mapped.
+    _mapping: Mapping,
+}
+
+impl Registration {
+    /// Tells SPDK of all of `mapping`.
+    ///
+    /// # Errors
+    /// A negative errno: it is not aligned, or is no memory that the device can be given.
+    pub(crate) fn new(mapping: Mapping) -> Result<Self, i32> {
+        let start = mapping.as_ptr();
+        let len_bytes = mapping.len_bytes() / PAGE_BYTES * PAGE_BYTES;
+        // SAFETY: the range is mapped, and stays so as long as `mapping` lives, which is longer than the registration.
+        match unsafe { ffi::spdk_mem_register(start.cast(), len_bytes) } {
+            0 => Ok(Self {
+                range: start as usize..start as usize + len_bytes,
+                _mapping: mapping,
+            }),
+            errno => Err(errno),
+        }
+    }
+
+    pub(crate) fn covers(&self, mapping: &Mapping) -> bool {
+        self.range.start == mapping.as_ptr() as usize
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let start = self.range.start as *mut std::ffi::c_void;
+        // SAFETY: registered by `new` with just this range, and no queue pair is left that could reach it: each holds a
+        // share of this.
+        unsafe { ffi::spdk_mem_unregister(start, self.range.len()) };
+    }
+}

@@ -1,0 +1,82 @@
+//! SPDK's environment. It lives as long as the process: DPDK cannot be started twice.
+
+use std::ffi::CString;
+use std::ptr;
+
+use crate::address::PciAddress;
+use crate::ffi;
+
+/// How SPDK is started.
+#[derive(Clone, Debug)]
+pub(crate) struct StartOptions {
+    /// The only PCI devices that may be touched; without any, no bus is looked at.
+    pub(crate) pci: Vec<PciAddress>,
+    /// The CPU that SPDK takes for its own. Nothing runs there: it wants one.
+    pub(crate) cpu: usize,
+    /// So much ordinary memory instead of huge pages.
+    pub(crate) ordinary_mib: Option<u32>,
+}
+
+/// Starts it. Binds the calling thread to `cpu`.
+///
+/// # Errors
+/// A negative errno.
+pub(crate) fn start(options: &StartOptions) -> Result<(), i32> {
+    // SAFETY: sets one number of SPDK's.
+    unsafe { ffi::spdk_log_set_print_level(ffi::LOG_WARN) };
+    let mut opts = ffi::EnvOpts {
+        name: ptr::null(),
+        core_mask: ptr::null(),
+        lcore_map: ptr::null(),
+        shm_id: -1,
+        mem_channel: -1,
+        main_core: -1,
+        mem_size: -1,
+        no_pci: 0,
+        hugepage_single_segments: 0,
+        unlink_hugepage: 0,
+        no_huge: 0,
+        reserved: 0,
+        num_pci_addr: 0,
+        hugedir: ptr::null(),
+        pci_blocked: ptr::null_mut(),
+        pci_allowed: ptr::null_mut(),
+        iova_mode: ptr::null(),
+        base_virtaddr: 0,
+        env_context: ptr::null_mut(),
+        vf_token: ptr::null(),
+        opts_size: std::mem::offset_of!(ffi::EnvOpts, room),
+        room: [0; 64],
+    };
+    // SAFETY: `opts` is at least as long as SPDK's structure, which `build.rs` has compared.
+    unsafe { ffi::spdk_env_opts_init(&mut opts) };
+    // A core list; `[` says so.
+    let cores = CString::new(format!("[{}]", options.cpu)).unwrap_or_default();
+    let mut allowed: Vec<ffi::PciAddr> = options.pci.iter().map(pci_addr).collect();
+    opts.name = c"forebay".as_ptr();
+    opts.core_mask = cores.as_ptr();
+    opts.no_pci = u8::from(allowed.is_empty());
+    if !allowed.is_empty() {
+        opts.num_pci_addr = allowed.len();
+        opts.pci_allowed = allowed.as_mut_ptr();
+    }
+    if let Some(mib) = options.ordinary_mib {
+        opts.no_huge = 1;
+        opts.mem_size = i32::try_from(mib).unwrap_or(i32::MAX);
+    }
+    // SAFETY: `opts` was filled by SPDK and by us; what it points to (`cores`, `allowed`, the name) lives until the call has
+    // returned, and SPDK keeps copies.
+    match unsafe { ffi::spdk_env_init(&opts) } {
+        0 => Ok(()),
+        errno => Err(errno),
+    }
+}
+
+fn pci_addr(address: &PciAddress) -> ffi::PciAddr {
+    ffi::PciAddr {
+        domain: address.domain.into(),
+        bus: address.bus,
+        dev: address.device,
+        func: address.function,
+    }
+}

@@ -1,0 +1,124 @@
+//! Why something cannot be used, and why what was used is lost.
+
+use std::time::Duration;
+
+/// Why SPDK cannot be started in this process.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// It was started before, for other devices.
+    #[error(
+        "SPDK already runs in this process without PCI device {0}: name all devices when it is started"
+    )]
+    Started(String),
+    /// SPDK's own start failed.
+    #[error(
+        "SPDK cannot start ({errno}): it needs huge pages (`sysctl vm.nr_hugepages=512` gives 1 GiB) and, for PCI devices, vfio; what it \
+         said is above"
+    )]
+    Refused {
+        /// A negative errno.
+        errno: i32,
+    },
+    /// No thread could be started for it.
+    #[error("cannot start a thread for SPDK: {0}")]
+    Thread(std::io::Error),
+    /// The thread for it ended.
+    #[error("the thread that waits for NVMe controllers has ended")]
+    Ended,
+}
+
+/// Why a namespace cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// SPDK cannot be used at all.
+    #[error(transparent)]
+    Environment(#[from] EnvironmentError),
+    /// SPDK cannot read the address.
+    #[error("SPDK does not take the transport id `{0}`")]
+    Address(String),
+    /// The process was started without this device.
+    #[error("{0} was not named when SPDK was started in this process")]
+    NotAllowed(String),
+    /// Nobody answers there, or it is no NVMe controller that is ours to drive.
+    #[error(
+        "cannot attach to {0}: for a PCI device see that it is bound to vfio-pci and used by no other process; for a target \
+         that it listens there and knows the subsystem"
+    )]
+    Attach(String),
+    /// The controller does not have that namespace, or none at all.
+    #[error("{address} has no namespace {namespace}; it has {found:?}")]
+    NoNamespace {
+        /// Where.
+        address: String,
+        /// What was asked for; 0 for the first.
+        namespace: u32,
+        /// What there is.
+        found: Vec<u32>,
+    },
+    /// A sector size that the engine cannot use.
+    #[error("{address} has sectors of {sector_bytes} bytes; 512 and 4,096 can be used")]
+    Sector {
+        /// Where.
+        address: String,
+        /// What it has.
+        sector_bytes: u32,
+    },
+    /// Each sector carries more bytes than its data.
+    #[error(
+        "{address} is formatted with {metadata_bytes} bytes of metadata a sector: format it without (`nvme format --ms=0`)"
+    )]
+    Metadata {
+        /// Where.
+        address: String,
+        /// What it has.
+        metadata_bytes: u32,
+    },
+    /// Smaller than what is asked for, or empty.
+    #[error("{address} has {have_bytes} bytes, and {want_bytes} are asked for")]
+    Size {
+        /// Where.
+        address: String,
+        /// What there is.
+        have_bytes: u64,
+        /// What is wanted.
+        want_bytes: u64,
+    },
+}
+
+/// Why a core has no queue pair.
+#[derive(Debug, thiserror::Error)]
+pub enum QueueError {
+    /// The controller is lost.
+    #[error("{address}: {loss}")]
+    Lost {
+        /// Where.
+        address: String,
+        /// How.
+        loss: Loss,
+    },
+    /// It has no queue pair left, or does not answer.
+    #[error("{0} gives no queue pair: it has fewer than this node has cores, or does not answer")]
+    Refused(String),
+    /// The arena is not memory that a PCI device may reach.
+    #[error(
+        "SPDK does not take the arena for device memory ({errno}): it must be huge pages, or the machine must have an IOMMU"
+    )]
+    Memory {
+        /// A negative errno.
+        errno: i32,
+    },
+}
+
+/// Why a controller is of no use any more. It stays so until it is opened anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Loss {
+    /// It was taken away, or its target has ended the connection.
+    #[error("the controller was removed, or its connection has ended")]
+    Removed,
+    /// A command did not end.
+    #[error("a command did not end within {} s: the controller hangs", .0.as_secs())]
+    TimedOut(Duration),
+    /// It gave up, or was reset by others.
+    #[error("the controller has failed or was reset")]
+    Failed,
+}

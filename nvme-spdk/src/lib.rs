@@ -1,0 +1,45 @@
+//! Blocks at rest on NVMe without the kernel: SPDK's driver, polled by the cores that own its queue pairs.
+//!
+//! | module | holds | without the feature `spdk` |
+//! |---|---|---|
+//! | `address` | [`Address`]: a PCI address or an SPDK transport id, and which namespace | there |
+//! | `status` | what an NVMe status means to the engine | there |
+//! | `error` | why something cannot be used, and why it was lost | there |
+//! | `pace` | how often a device is looked at that signals nothing | there |
+//! | `namespace` | [`Namespace`]: opened once, shared by all cores | - |
+//! | `device` | [`SpdkDevice`]: one core's queue pair, the engine's `BlockDevice` | - |
+//! | `environment` | [`Environment`]: SPDK's memory and the one thread that waits for controllers | - |
+//! | `driver` | safe types over the functions of SPDK: the only unsafe code besides `ffi` | - |
+//! | `ffi` | the functions and structures of SPDK that are used, checked against its headers by `build.rs` | - |
+//!
+//! `docs/decisions/0027-nvme-spdk.md` tells who polls what, and in which order things end.
+
+#![deny(unsafe_code)]
+
+mod address;
+#[cfg(feature = "spdk")]
+mod device;
+#[cfg(feature = "spdk")]
+#[allow(unsafe_code)]
+mod driver;
+#[cfg(feature = "spdk")]
+mod environment;
+mod error;
+#[cfg(feature = "spdk")]
+#[allow(unsafe_code)]
+mod ffi;
+#[cfg(feature = "spdk")]
+mod namespace;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod pace;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod status;
+
+pub use address::{Address, AddressError, PciAddress};
+#[cfg(feature = "spdk")]
+pub use device::{DEPTH_MAX, QueueOptions, SpdkDevice};
+#[cfg(feature = "spdk")]
+pub use environment::{Environment, EnvironmentOptions};
+pub use error::{EnvironmentError, Loss, OpenError, QueueError};
+#[cfg(feature = "spdk")]
+pub use namespace::{Namespace, OpenOptions};

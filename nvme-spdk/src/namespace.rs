@@ -1,0 +1,210 @@
+//! A namespace, opened once and shared by the queue pairs of all cores.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::arena::Mapping;
+use forebay_engine::ports::DeviceGeometry;
+
+use crate::address::Address;
+use crate::device::{QueueOptions, SpdkDevice};
+use crate::driver::{ConnectOptions, Identity, QueuePair, RawNamespace};
+use crate::environment::{Controller, Environment};
+use crate::error::{Loss, OpenError, QueueError};
+
+/// Sectors that the engine's pages fit.
+const SECTORS_BYTES: [u32; 2] = [512, 4096];
+/// A command that takes longer: the controller hangs. Longer than any drive takes that works, and than the engine waits for
+/// a read.
+const TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A target refuses a queue pair's number until it has seen that the connection which had it before is closed.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
+/// How long after such a refusal it is asked again.
+const CONNECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How a namespace is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenOptions {
+    /// Bytes to be used, rounded down to whole sectors; the namespace's size without.
+    pub capacity_bytes: Option<u64>,
+    /// Writes and discards end in `DeviceError::ReadOnly`.
+    pub read_only: bool,
+    /// A command that takes longer means that the controller hangs: it is given up. Of the first namespace that is opened on
+    /// a controller.
+    pub timeout: Duration,
+}
+
+impl Default for OpenOptions {
+    fn default() -> Self {
+        Self {
+            capacity_bytes: None,
+            read_only: false,
+            timeout: TIMEOUT,
+        }
+    }
+}
+
+/// An opened namespace. Each core makes a queue pair of its own on it.
+#[derive(Debug)]
+pub struct Namespace {
+    raw: RawNamespace,
+    address: Address,
+    geometry: DeviceGeometry,
+    identity: Identity,
+    read_only: bool,
+    // After the namespace, which is part of it.
+    controller: Arc<Controller>,
+}
+
+impl Namespace {
+    /// Attaches to the controller at `address`, unless this process has, and opens one of its namespaces. Blocks for as long
+    /// as that takes. Writes nothing.
+    ///
+    /// # Errors
+    /// [`OpenError`]; its text names the address.
+    pub fn open(
+        environment: &Arc<Environment>,
+        address: &Address,
+        options: &OpenOptions,
+    ) -> Result<Arc<Self>, OpenError> {
+        let connect = ConnectOptions {
+            timeout: options.timeout,
+        };
+        let controller = environment.controller(address, connect)?;
+        let raw = controller.raw().namespace(address.namespace());
+        let raw = raw.map_err(|found| OpenError::NoNamespace {
+            address: address.to_string(),
+            namespace: address.namespace().unwrap_or(0),
+            found,
+        })?;
+        let geometry = geometry(&raw, address, options)?;
+        Ok(Arc::new(Self {
+            read_only: options.read_only || raw.is_write_protected(),
+            identity: controller.raw().identity(),
+            geometry,
+            raw,
+            address: address.clone(),
+            controller,
+        }))
+    }
+
+    /// A queue pair for the calling thread. What is under way has its buffers in the arena that `arena` belongs to.
+    ///
+    /// # Errors
+    /// [`QueueError`]; its text names the address.
+    pub fn queue_pair(
+        self: &Arc<Self>,
+        arena: &Mapping,
+        options: &QueueOptions,
+    ) -> Result<SpdkDevice, QueueError> {
+        let address = || self.address.to_string();
+        if let Some(loss) = self.loss() {
+            return Err(QueueError::Lost {
+                address: address(),
+                loss,
+            });
+        }
+        // Through a network the bytes are copied by the kernel's sockets, from and to any memory.
+        let memory = match self.is_pci() {
+            true => Some(self.controller.environment.register(arena)),
+            false => None,
+        };
+        let memory = memory
+            .transpose()
+            .map_err(|errno| QueueError::Memory { errno })?;
+        let depth = options.depth();
+        let last = Instant::now() + CONNECT_PATIENCE;
+        loop {
+            if let Some(queue) = QueuePair::new(self.clone(), memory.clone(), depth) {
+                return Ok(SpdkDevice::new(queue, options));
+            }
+            if self.is_pci() || self.loss().is_some() || Instant::now() >= last {
+                return Err(QueueError::Refused(address()));
+            }
+            std::thread::sleep(CONNECT_PAUSE);
+        }
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Its number in its controller.
+    pub fn number(&self) -> u32 {
+        self.raw.number()
+    }
+
+    /// Size and granularity.
+    pub fn geometry(&self) -> DeviceGeometry {
+        self.geometry
+    }
+
+    /// Whether it takes no writes, or was opened so.
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// The controller's model, as its vendor calls it.
+    pub fn model(&self) -> &str {
+        &self.identity.model
+    }
+
+    /// The controller's serial number.
+    pub fn serial(&self) -> &str {
+        &self.identity.serial
+    }
+
+    /// Why it is of no use any more; none as long as it is.
+    pub fn loss(&self) -> Option<Loss> {
+        self.controller.watch.loss()
+    }
+
+    pub(crate) fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    pub(crate) fn raw(&self) -> &RawNamespace {
+        &self.raw
+    }
+
+    /// Whether the device reaches this machine's memory by itself.
+    pub(crate) fn is_pci(&self) -> bool {
+        self.address.pci().is_some()
+    }
+}
+
+fn geometry(
+    raw: &RawNamespace,
+    address: &Address,
+    options: &OpenOptions,
+) -> Result<DeviceGeometry, OpenError> {
+    let (sector_bytes, metadata_bytes) = (raw.sector_bytes(), raw.metadata_bytes());
+    if !SECTORS_BYTES.contains(&sector_bytes) {
+        return Err(OpenError::Sector {
+            address: address.to_string(),
+            sector_bytes,
+        });
+    }
+    if metadata_bytes != 0 {
+        return Err(OpenError::Metadata {
+            address: address.to_string(),
+            metadata_bytes,
+        });
+    }
+    let have_bytes = raw.capacity_bytes();
+    let want_bytes = options.capacity_bytes.unwrap_or(have_bytes);
+    let capacity_bytes = want_bytes - want_bytes % u64::from(sector_bytes);
+    if want_bytes > have_bytes || capacity_bytes == 0 {
+        return Err(OpenError::Size {
+            address: address.to_string(),
+            have_bytes,
+            want_bytes,
+        });
+    }
+    Ok(DeviceGeometry {
+        sector_bytes,
+        capacity_bytes,
+    })
+}
