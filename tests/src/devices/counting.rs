@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use forebay_engine::ports::{
     BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, Full,
@@ -153,5 +154,13 @@ impl<D: BlockDevice> BlockDevice for CountingDevice<D> {
         | DeviceEvent::Discard { result, .. }) = &event;
         self.counters.ended(*result);
         Some(event)
+    }
+
+    fn nap(&mut self) -> Option<Duration> {
+        self.inner.nap()
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.inner.loss()
     }
 }

@@ -213,6 +213,14 @@ impl<D: BlockDevice, C: Clock> BlockDevice for DelayedDevice<D, C> {
         self.delays.0.held.fetch_sub(1, Ordering::Relaxed);
         Some(event)
     }
+
+    fn nap(&mut self) -> Option<Duration> {
+        self.inner.nap()
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.inner.loss()
+    }
 }
 
 impl<D, C> Drop for DelayedDevice<D, C> {

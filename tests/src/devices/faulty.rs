@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 use std::task::Waker;
+use std::time::Duration;
 
 use forebay_engine::arena::Frozen;
 use forebay_engine::ports::{
@@ -440,5 +441,13 @@ impl<D: BlockDevice> BlockDevice for FaultyDevice<D> {
             None => self.inner.poll()?,
         };
         Some(self.end(event))
+    }
+
+    fn nap(&mut self) -> Option<Duration> {
+        self.inner.nap()
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.inner.loss()
     }
 }

@@ -8,12 +8,14 @@
 //! | [`counting`] | what was asked of the device below |
 //! | [`host`] | the disks of a whole engine, with all of these in between |
 //! | [`places`] | loop devices and small file systems of a test's own |
+//! | [`target`] | SPDK's NVMe/TCP target as a child, with namespaces of a test's own |
 
 pub mod counting;
 pub mod delayed;
 pub mod faulty;
 pub mod host;
 pub mod places;
+pub mod target;
 
 use forebay_engine::ports::DeviceGeometry;
 

@@ -1,7 +1,7 @@
-//! The log on a real file, in a process that kills itself: what `forebay-crash-victim` runs, and what its
+//! The log on a real file or namespace, in a process that kills itself: what `forebay-crash-victim` runs, and what its
 //! parent looks at afterwards.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
@@ -80,6 +80,14 @@ impl<D: BlockDevice> BlockDevice for Deadly<D> {
     fn poll(&mut self) -> Option<DeviceEvent> {
         self.inner.poll()
     }
+
+    fn nap(&mut self) -> Option<Duration> {
+        self.inner.nap()
+    }
+
+    fn loss(&self) -> Option<String> {
+        self.inner.loss()
+    }
 }
 
 /// SIGKILL: no destructor runs, no buffer is written.
@@ -103,9 +111,73 @@ impl Buffers for Pool {
     }
 }
 
-/// One core's disk tier on one real file, and nothing else.
-struct Lone {
-    disk: Disk<Deadly<UringDevice>>,
+/// Where the log lies. Outlives the processes that use it.
+pub trait Medium {
+    /// Its queue pairs.
+    type Device: BlockDevice;
+
+    /// A queue pair whose buffers come from `arena`.
+    ///
+    /// # Errors
+    /// When none can be made.
+    fn queue_pair(&self, arena: &Arena) -> Result<Self::Device>;
+
+    /// What reads past the log, and waits for it.
+    ///
+    /// # Errors
+    /// When there can be none.
+    fn reader(&self) -> Result<Reader<'_>>;
+}
+
+/// Fills bytes from an offset.
+pub type Reader<'a> = Box<dyn FnMut(u64, &mut [u8]) -> Result<()> + 'a>;
+
+impl Medium for Arc<UringFile> {
+    type Device = UringDevice;
+
+    fn queue_pair(&self, arena: &Arena) -> Result<UringDevice> {
+        Ok(UringFile::queue_pair(self, arena.addresses(), 64)?)
+    }
+
+    fn reader(&self) -> Result<Reader<'_>> {
+        Ok(Box::new(|offset_bytes, bytes| {
+            let read = self.read_at(offset_bytes, bytes.len())?;
+            bytes.copy_from_slice(&read);
+            Ok(())
+        }))
+    }
+}
+
+#[cfg(feature = "spdk")]
+impl Medium for Arc<forebay_nvme_spdk::Namespace> {
+    type Device = forebay_nvme_spdk::SpdkDevice;
+
+    fn queue_pair(&self, arena: &Arena) -> Result<Self::Device> {
+        let options = forebay_nvme_spdk::QueueOptions::default();
+        Ok(forebay_nvme_spdk::Namespace::queue_pair(
+            self,
+            &arena.mapping(),
+            &options,
+        )?)
+    }
+
+    fn reader(&self) -> Result<Reader<'_>> {
+        let make = |arena: &Arena| Medium::queue_pair(self, arena);
+        let mut device = forebay_cli::cache::blocking::Blocking::new(make)?;
+        Ok(Box::new(move |offset_bytes, bytes| {
+            Ok(device.read(offset_bytes, bytes)?)
+        }))
+    }
+}
+
+/// Bytes of the medium that the log takes.
+pub fn log_bytes() -> u64 {
+    GEOMETRY.offset_bytes(GEOMETRY.regions)
+}
+
+/// One core's disk tier on one real medium, and nothing else.
+struct Lone<D: BlockDevice> {
+    disk: Disk<Deadly<D>>,
     pool: Pool,
     universe: Universe,
     began: Instant,
@@ -115,19 +187,28 @@ struct Lone {
     missed: u64,
 }
 
-fn open(path: &Path) -> Result<Arc<UringFile>> {
+/// The medium at `path`, which is made when it is not there.
+///
+/// # Errors
+/// When it cannot be opened.
+pub fn open(path: &Path) -> Result<Arc<UringFile>> {
     let options = OpenOptions {
-        capacity_bytes: Some(GEOMETRY.offset_bytes(GEOMETRY.regions)),
+        capacity_bytes: Some(log_bytes()),
         create: true,
         ..OpenOptions::default()
     };
     Ok(UringFile::open(path, &options)?)
 }
 
-impl Lone {
-    fn start(path: &Path, seed: u64, incarnation: u64, dies_at: Option<u64>) -> Result<Self> {
+impl<D: BlockDevice> Lone<D> {
+    fn start<M: Medium<Device = D>>(
+        medium: &M,
+        seed: u64,
+        incarnation: u64,
+        dies_at: Option<u64>,
+    ) -> Result<Self> {
         let arena = Arena::new(ARENA_BYTES)?;
-        let inner = open(path)?.queue_pair(arena.addresses(), 64)?;
+        let inner = medium.queue_pair(&arena)?;
         let writes: Rc<Cell<u64>> = Rc::default();
         let seat = DeviceSeat {
             device: Deadly {
@@ -260,13 +341,13 @@ impl Lone {
     }
 }
 
-/// Runs the script on `path`; it ends the process at write number `dies_at`. Returns the number of
+/// Runs the script on `medium`; it ends the process at write number `dies_at`. Returns the number of
 /// writes, if it lives.
 ///
 /// # Errors
-/// When something is wrong with the log or with the file.
-pub fn victim(path: &Path, seed: u64, dies_at: Option<u64>) -> Result<(u64, DiskStats)> {
-    let mut lone = Lone::start(path, seed, 1, dies_at)?;
+/// When something is wrong with the log or with the medium.
+pub fn victim(medium: &impl Medium, seed: u64, dies_at: Option<u64>) -> Result<(u64, DiskStats)> {
+    let mut lone = Lone::start(medium, seed, 1, dies_at)?;
     let mut rng = SimRng::component(seed, "victim", 0);
     let mut block_number = 0;
     for step in 0..64u64 {
@@ -293,14 +374,14 @@ pub fn victim(path: &Path, seed: u64, dies_at: Option<u64>) -> Result<(u64, Disk
     Ok((lone.writes.get(), lone.disk.stats()))
 }
 
-/// Looks at what a dead process left on `path`: every entry that the file names is whole and right, the log
+/// Looks at what a dead process left on `medium`: every entry that it names is whole and right, the log
 /// finds exactly those, and goes on. Returns how many pages there are.
 ///
 /// # Errors
 /// What is wrong.
-pub fn survivor(path: &Path, seed: u64) -> Result<usize> {
-    let named = look(path, seed)?;
-    let mut lone = Lone::start(path, seed, 2, None)?;
+pub fn survivor(medium: &impl Medium, seed: u64) -> Result<usize> {
+    let named = look(medium, seed)?;
+    let mut lone = Lone::start(medium, seed, 2, None)?;
     let mut found = BTreeSet::new();
     let blocks: Vec<(BlockId, u32)> = lone.universe.blocks().collect();
     for (block, _) in blocks {
@@ -343,19 +424,18 @@ pub fn survivor(path: &Path, seed: u64) -> Result<usize> {
     }
     lone.rest()?;
     drop(lone);
-    look(path, seed)?;
+    look(medium, seed)?;
     Ok(found.len())
 }
 
-/// Reads every page that the file names, past the log.
-fn look(path: &Path, seed: u64) -> Result<BTreeSet<PageName>> {
-    let file = open(path)?;
+/// Reads every page that the medium names, past the log.
+fn look(medium: &impl Medium, seed: u64) -> Result<BTreeSet<PageName>> {
+    let reader = RefCell::new(medium.reader()?);
     let platter = Platter {
         log: LOG,
         geometry: GEOMETRY,
         read: Box::new(|at, bytes| {
-            let read = file.read_at(at, bytes.len()).expect("the file can be read");
-            bytes.copy_from_slice(&read);
+            (reader.borrow_mut())(at, bytes).expect("the medium can be read");
         }),
     };
     let claimed = claims(&platter);

@@ -21,6 +21,10 @@ fn run(file: &Path, write: Option<u64>) -> Output {
     command.output().expect("the victim runs")
 }
 
+fn survivor(file: &Path) -> anyhow::Result<usize> {
+    crash::survivor(&crash::open(file)?, SEED)
+}
+
 #[test]
 fn a_process_killed_at_every_write_leaves_whole_entries() {
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
@@ -38,7 +42,7 @@ fn a_process_killed_at_every_write_leaves_whole_entries() {
         panic!("the victim printed {text:?}");
     };
     assert!(writes > 60 && reclaimed > 2, "{text}");
-    crash::survivor(&whole, SEED).expect("a whole run");
+    survivor(&whole).expect("a whole run");
     let began = Instant::now();
     let (mut deaths, mut pages) = (0, 0);
     for write in 1..=writes {
@@ -54,10 +58,10 @@ fn a_process_killed_at_every_write_leaves_whole_entries() {
         // What the kernel had begun for the dead process may still land while the file is looked at: a
         // second look, later, counts then.
         std::thread::sleep(Duration::from_millis(10));
-        pages += crash::survivor(&file, SEED)
+        pages += survivor(&file)
             .or_else(|_| {
                 std::thread::sleep(Duration::from_secs(1));
-                crash::survivor(&file, SEED)
+                survivor(&file)
             })
             .unwrap_or_else(|error| panic!("killed at write {write} of {writes}: {error:#}"));
         std::fs::remove_file(&file).expect("the file is there");

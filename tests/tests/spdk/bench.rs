@@ -1,0 +1,146 @@
+//! A target, a namespace, and one operation at a time.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::arena::{Arena, Frozen, Share};
+use forebay_engine::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, DeviceTag, Full};
+use forebay_nvme_spdk::{Environment, Namespace, OpenError, OpenOptions, QueueOptions, SpdkDevice};
+use forebay_tests::devices::target::{SpdkTarget, obstacle};
+
+pub const MIB: u64 = 1 << 20;
+pub const CAPACITY_BYTES: u64 = 8 * MIB;
+/// Real time that anything may take.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// A target, or none, loudly.
+pub fn target(test: &str) -> Option<SpdkTarget> {
+    if let Some(why) = obstacle() {
+        println!("SKIPPED: {test} on SPDK: {why}");
+        return None;
+    }
+    Some(SpdkTarget::start().expect("the target starts"))
+}
+
+pub fn open_with(transport_id: &str, options: &OpenOptions) -> Result<Arc<Namespace>, OpenError> {
+    let environment = Environment::start(&Default::default())?;
+    let address = transport_id.parse().expect("an address");
+    Namespace::open(&environment, &address, options)
+}
+
+pub fn open(transport_id: &str) -> Arc<Namespace> {
+    open_with(transport_id, &OpenOptions::default()).expect("the namespace opens")
+}
+
+/// A queue pair with its buffers.
+pub struct Bench {
+    pub arena: Arena,
+    pub device: SpdkDevice,
+    tags: u64,
+}
+
+impl Bench {
+    pub fn new(namespace: &Arc<Namespace>) -> Self {
+        let arena = Arena::new(16 << 20).unwrap();
+        let device = namespace.queue_pair(&arena.mapping(), &QueueOptions::default());
+        Self {
+            device: device.expect("a queue pair"),
+            arena,
+            tags: 0,
+        }
+    }
+
+    fn tag(&mut self) -> DeviceTag {
+        self.tags += 1;
+        DeviceTag(self.tags)
+    }
+
+    fn frozen(&mut self, byte: u8, len_bytes: usize) -> Frozen {
+        let mut lease = self.arena.lease(len_bytes, Share::Demand).unwrap();
+        lease.bytes_mut().fill(byte);
+        self.arena.freeze(lease)
+    }
+
+    /// Hands something over that nobody waits for yet.
+    pub fn begin_write(&mut self, offset_bytes: u64, byte: u8, len_bytes: usize) {
+        let op = DeviceOp::Write {
+            tag: self.tag(),
+            offset_bytes,
+            bytes: self.frozen(byte, len_bytes),
+        };
+        self.begin(op);
+    }
+
+    pub fn begin_read(&mut self, offset_bytes: u64, len_bytes: usize) {
+        let op = DeviceOp::Read {
+            tag: self.tag(),
+            offset_bytes,
+            lease: self.arena.lease(len_bytes, Share::Demand).unwrap(),
+        };
+        self.begin(op);
+    }
+
+    fn begin(&mut self, op: DeviceOp) {
+        if let Err(Full(op)) = self.device.submit(op) {
+            panic!("one operation is too many: {op:?}");
+        }
+        self.device.commit();
+    }
+
+    /// How the next operation ended.
+    pub fn wait(&mut self) -> Result<Vec<u8>, DeviceError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(event) = self.device.poll() {
+                return match event {
+                    DeviceEvent::Read { lease, result, .. } => {
+                        result.map(|()| lease.bytes().to_vec())
+                    }
+                    DeviceEvent::Write { result, .. }
+                    | DeviceEvent::Flush { result, .. }
+                    | DeviceEvent::Discard { result, .. } => result.map(|()| Vec::new()),
+                };
+            }
+            assert!(Instant::now() < deadline, "nothing ends");
+            // What the device itself asks for: without it this would spin on a CPU that the target wants.
+            std::thread::sleep(self.device.nap().expect("something is under way"));
+        }
+    }
+
+    pub fn write(
+        &mut self,
+        offset_bytes: u64,
+        byte: u8,
+        len_bytes: usize,
+    ) -> Result<(), DeviceError> {
+        self.begin_write(offset_bytes, byte, len_bytes);
+        self.wait().map(drop)
+    }
+
+    pub fn read(&mut self, offset_bytes: u64, len_bytes: usize) -> Result<Vec<u8>, DeviceError> {
+        self.begin_read(offset_bytes, len_bytes);
+        self.wait()
+    }
+
+    pub fn flush(&mut self) -> Result<(), DeviceError> {
+        let op = DeviceOp::Flush { tag: self.tag() };
+        self.begin(op);
+        self.wait().map(drop)
+    }
+
+    pub fn discard(&mut self, offset_bytes: u64, len_bytes: u64) -> Result<(), DeviceError> {
+        let op = DeviceOp::Discard {
+            tag: self.tag(),
+            offset_bytes,
+            len_bytes,
+        };
+        self.begin(op);
+        self.wait().map(drop)
+    }
+
+    /// Every buffer is back.
+    pub fn assert_nothing_lent(&mut self) {
+        self.arena.reclaim();
+        assert_eq!(self.arena.free_bytes(), self.arena.capacity_bytes());
+    }
+}
