@@ -3,7 +3,7 @@
 //!
 //! Where pkg-config does not find it, nothing fails here: `cargo check` and `cargo clippy` need no library and work, and a
 //! build script cannot tell them from a build. What links then ends with "unable to find library -lspdk_nvme", after a warning of
-//! ours that says why.
+//! ours that says why. `FOREBAY_SPDK=none` does as if it was not there.
 
 // Only what the comparison needs of it is used here.
 #[allow(dead_code)]
@@ -32,7 +32,7 @@ const PACKAGES: [&str; 2] = ["spdk_nvme", "spdk_env_dpdk"];
 const SYSTEM: &str = "spdk_syslibs";
 
 fn main() {
-    for name in ["PKG_CONFIG", "PKG_CONFIG_PATH", "CC"] {
+    for name in ["FOREBAY_SPDK", "PKG_CONFIG", "PKG_CONFIG_PATH", "CC"] {
         println!("cargo::rerun-if-env-changed={name}");
     }
     println!("cargo::rerun-if-changed=build.rs");
@@ -57,6 +57,9 @@ fn main() {
 }
 
 fn pkg_config(args: &[&str]) -> Result<String, String> {
+    if env::var("FOREBAY_SPDK").as_deref() == Ok("none") {
+        return Err("FOREBAY_SPDK=none".into());
+    }
     let program = env::var("PKG_CONFIG").unwrap_or_else(|_| "pkg-config".into());
     let output = Command::new(&program)
         .args(args)
