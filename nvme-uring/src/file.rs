@@ -13,6 +13,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, StatxFlags};
 use rustix::io::Errno;
 
 use crate::device::UringDevice;
+use crate::namespace::{Namespace, block_device_of};
 use crate::setup::SetupError;
 
 /// The largest sector that the engine's pages fit.
@@ -92,6 +93,8 @@ pub struct UringFile {
     block_device: bool,
     direct: bool,
     read_only: bool,
+    /// The namespace, when it was opened by its character device.
+    pub(crate) namespace: Option<Namespace>,
     /// What is told once for all queue pairs.
     pub(crate) told: Told,
 }
@@ -125,6 +128,16 @@ impl Told {
         }
     }
 
+    pub(crate) fn no_fixed_commands(&self, file: &UringFile) {
+        if Self::first(&self.no_fixed_buffers) {
+            tracing::info!(
+                "{}: this kernel takes no parts of registered buffers for NVMe commands; each costs a little more \
+                 than on Linux 6.12 or later",
+                file.path().display()
+            );
+        }
+    }
+
     /// True the first time.
     pub(crate) fn first(told: &AtomicBool) -> bool {
         !told.swap(true, Ordering::Relaxed)
@@ -134,11 +147,15 @@ impl Told {
 impl UringFile {
     /// Opens `path` for whole-sector I/O, with `O_DIRECT` where it works; where it does not, a
     /// warning names the path. A writable file shorter than its capacity becomes sparse up to it. A block device
-    /// is opened exclusively for writing.
+    /// is opened exclusively for writing. The character device of an NVMe
+    /// namespace (`/dev/ngXnY`) is one with its block device: reads and writes are NVMe commands, all else goes to the block device.
     ///
     /// # Errors
     /// [`OpenError`]; its text names the path.
     pub fn open(path: &Path, options: &OpenOptions) -> Result<Arc<Self>, OpenError> {
+        let block = block_device_of(path);
+        let named = path;
+        let path = block.as_deref().unwrap_or(path);
         let opening = Opening { path, options };
         opening.create()?;
         let (fd, stat, mut direct) = opening.open_any()?;
@@ -173,8 +190,19 @@ impl UringFile {
             );
             opening.open(false).map_err(opening.refused("open"))?
         };
+        let namespace = match &block {
+            Some(block) => {
+                let opened = Namespace::open(named, block, sector_bytes, options.read_only);
+                Some(opened.map_err(|error| OpenError::Refused {
+                    step: "send NVMe commands to",
+                    path: named.to_owned(),
+                    error,
+                })?)
+            }
+            None => None,
+        };
         Ok(Arc::new(Self {
-            path: path.to_owned(),
+            path: named.to_owned(),
             fd,
             geometry: DeviceGeometry {
                 sector_bytes,
@@ -183,6 +211,7 @@ impl UringFile {
             block_device,
             direct,
             read_only: options.read_only,
+            namespace,
             told: Told::default(),
         }))
     }
@@ -214,6 +243,11 @@ impl UringFile {
     /// Whether it is a block device; otherwise it is a file.
     pub fn is_block_device(&self) -> bool {
         self.block_device
+    }
+
+    /// Whether reads and writes are NVMe commands of ours, past the kernel's block layer.
+    pub fn is_passthrough(&self) -> bool {
+        self.namespace.is_some()
     }
 
     /// Whether reads and writes bypass the page cache.

@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `file` | [`UringFile`]: opened once, with `O_DIRECT` where that works; shared by all cores |
 //! | `device` | [`UringDevice`]: one core's queue pair, the engine's `BlockDevice` |
-//! | `ring` | the ring and the buffers that the kernel has: the only unsafe code |
+//! | `ring` | the ring and the buffers that the kernel has; unsafe |
+//! | `queues` | the ring's two kinds, with plain and with wide entries; unsafe |
+//! | `namespace` | NVMe commands past the block layer, for `/dev/ngXnY`; unsafe |
 //! | `patience` | how long what is dropped is waited for |
 //! | `setup` | a ring as good as this kernel has one |
 //! | `fixed` | which registered buffer an address lies in |
@@ -19,7 +21,11 @@ mod device;
 mod errno;
 mod file;
 mod fixed;
+#[allow(unsafe_code)]
+mod namespace;
 mod patience;
+#[allow(unsafe_code)]
+mod queues;
 #[allow(unsafe_code)]
 mod ring;
 mod setup;

@@ -4,6 +4,7 @@
 //! only: with the completion that ends them ([`Ring::next`]), when the kernel has provably not seen them
 //! ([`Ring::take_unsubmitted`]), or never (dropping a ring whose operations do not end leaks them).
 
+use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -14,15 +15,18 @@ use std::time::{Duration, Instant};
 use forebay_engine::arena::{Frozen, Lease};
 use forebay_engine::ports::DeviceTag;
 use io_uring::types::{CancelBuilder, Fixed, FsyncFlags, SubmitArgs, Timespec};
-use io_uring::{EnterFlags, IoUring, opcode, squeue};
+use io_uring::{EnterFlags, opcode, squeue};
 use slab::Slab;
 
 use crate::file::UringFile;
 use crate::fixed::FixedBuffers;
+use crate::namespace::{Namespace, URING_CMD_IO, errno_of};
 use crate::patience::{self, DROP_WAIT};
+use crate::queues::{Entry, Queues};
 
-/// The registered file's number.
+/// The registered file's number, and that of its NVMe namespace.
 const FILE: Fixed = Fixed(0);
+const NAMESPACE: Fixed = Fixed(1);
 /// `BLOCK_URING_CMD_DISCARD` of `linux/blkdev.h`: number 0 of type 0x12, without argument.
 const CMD_DISCARD: u32 = 0x12 << 8;
 
@@ -67,8 +71,16 @@ pub(crate) struct Slot {
     pub(crate) done_bytes: usize,
     /// Times that the kernel asked to try again.
     pub(crate) retries: u32,
-    /// How many entries had been queued before it.
-    number: u64,
+    /// Bytes that entries were queued for, `done_bytes` included.
+    issued_bytes: usize,
+    /// Where its buffer begins: looked at once, before the kernel has any of it.
+    address: usize,
+    /// The registered buffer that holds it.
+    fixed: Option<u16>,
+    /// Entries of it that are queued or with the kernel.
+    entries: usize,
+    /// What the first of its entries to fail returned.
+    fault: i32,
 }
 
 impl Slot {
@@ -77,7 +89,11 @@ impl Slot {
             work,
             done_bytes: 0,
             retries: 0,
-            number: 0,
+            issued_bytes: 0,
+            address: 0,
+            fixed: None,
+            entries: 0,
+            fault: 0,
         }
     }
 }
@@ -85,12 +101,12 @@ impl Slot {
 /// An io_uring with one registered file, used by the thread that made it: slots hold `Frozen`s, which
 /// count with `Rc`, so it is not `Send`.
 pub(crate) struct Ring {
-    uring: IoUring,
+    uring: Queues,
     file: Arc<UringFile>,
     slots: Slab<Slot>,
     fixed: FixedBuffers,
-    /// Entries ever queued.
-    queued: u64,
+    /// Keys of the slots whose entries the kernel has not taken out of the queue, in the queue's order.
+    unseen: VecDeque<usize>,
     /// Completions are written down only when this thread asks for them.
     deferred: bool,
     bell: Bell,
@@ -117,13 +133,13 @@ impl std::fmt::Debug for Ring {
 
 impl Ring {
     /// Room for `depth` operations, which must not exceed the entries of `uring`.
-    pub(crate) fn new(uring: IoUring, file: Arc<UringFile>, depth: usize, deferred: bool) -> Self {
+    pub(crate) fn new(uring: Queues, file: Arc<UringFile>, depth: usize, deferred: bool) -> Self {
         Self {
             uring,
             file,
             slots: Slab::with_capacity(depth),
             fixed: FixedBuffers::default(),
-            queued: 0,
+            unseen: VecDeque::new(),
             deferred,
             bell: Bell::None,
         }
@@ -140,9 +156,12 @@ impl Ring {
 
     /// Makes the file what all operations work on.
     pub(crate) fn register_file(&mut self) -> io::Result<()> {
-        self.uring
-            .submitter()
-            .register_files(&[self.file.as_fd().as_raw_fd()])
+        let file = self.file.as_fd().as_raw_fd();
+        let submitter = self.uring.submitter();
+        match &self.file.namespace {
+            Some(namespace) => submitter.register_files(&[file, namespace.raw_fd()]),
+            None => submitter.register_files(&[file]),
+        }
     }
 
     /// From now on operations on buffers in `range` spare the kernel the look-up of their pages. Does
@@ -194,34 +213,67 @@ impl Ring {
         self.slots.len()
     }
 
-    /// Queues an operation, for the next [`Ring::submit`].
+    /// Queues an operation, for the next [`Ring::submit`]: one entry, or as many NVMe commands as its length takes.
     ///
     /// # Errors
     /// The slot, when the queue has no entry left.
-    pub(crate) fn push(&mut self, slot: Slot) -> Result<(), Box<Slot>> {
-        if self.uring.submission().is_full() {
+    pub(crate) fn push(&mut self, mut slot: Slot) -> Result<(), Box<Slot>> {
+        if self.uring.is_full() {
             return Err(Box::new(slot));
         }
-        let number = self.queued;
-        let key = self.slots.insert(Slot { number, ..slot });
-        let fixed = memory(&self.slots[key]).and_then(|memory| self.fixed_index(memory));
-        let entry = entry(&mut self.slots[key], fixed).user_data(key as u64);
-        // SAFETY: the entry names memory of the buffer in `slots[key]` only (see `entry`). The slot keeps
-        // that buffer until the operation's completion was taken or the kernel never saw the entry, see
-        // the head of this module. Nobody looks into a slot meanwhile; a read's bytes are not aliased, since a lease
-        // is the sole right to them, and a write's bytes are only read, by the kernel as by others.
-        let pushed = unsafe { self.uring.submission().push(&entry) };
-        if pushed.is_err() {
-            // Checked above; the kernel has not seen the entry.
-            return Err(Box::new(self.slots.remove(key)));
+        let fixed = memory(&slot).and_then(|memory| self.fixed_index(memory));
+        let (issued_bytes, address) = (slot.done_bytes, address_of(&mut slot.work));
+        let key = self.slots.insert(Slot {
+            issued_bytes,
+            address,
+            fixed,
+            entries: 0,
+            fault: 0,
+            ..slot
+        });
+        self.issue(key);
+        match self.slots[key].entries {
+            0 => Err(Box::new(self.slots.remove(key))),
+            _ => Ok(()),
         }
-        self.queued += 1;
-        Ok(())
+    }
+
+    /// Queues entries for what is left of a slot's operation, as far as the queue has room.
+    fn issue(&mut self, key: usize) {
+        loop {
+            if self.uring.is_full() {
+                // What the kernel says is told at the next submit.
+                let _ = self.submit();
+            }
+            let slot = &mut self.slots[key];
+            let fixed = slot.fixed;
+            let (entry, issued_bytes) = match &self.file.namespace {
+                Some(namespace) => command(namespace, slot, fixed, key),
+                None => (Entry::Plain(entry(slot, fixed).user_data(key as u64)), None),
+            };
+            // SAFETY: the entry names memory of the buffer in `slots[key]` only (see `entry` and `command`). The slot
+            // keeps that buffer until the completions of all of its entries were taken or the kernel never saw
+            // them, see the head of this module. Nobody looks into a slot meanwhile; a read's bytes are not aliased, since a
+            // lease is the sole right to them, and a write's bytes are only read, by the kernel as by others.
+            if !unsafe { self.uring.push(entry) } {
+                return;
+            }
+            let slot = &mut self.slots[key];
+            slot.entries += 1;
+            self.unseen.push_back(key);
+            match issued_bytes {
+                Some(issued) => slot.issued_bytes = issued,
+                None => return,
+            }
+            if !slot.has_more() {
+                return;
+            }
+        }
     }
 
     /// Operations that wait for the next [`Ring::submit`].
     pub(crate) fn waiting(&mut self) -> usize {
-        self.uring.submission().len()
+        self.uring.waiting()
     }
 
     /// Hands everything queued to the kernel, in one system call unless it takes less than all.
@@ -230,8 +282,12 @@ impl Ring {
     /// # Errors
     /// What the kernel says.
     pub(crate) fn submit(&mut self) -> io::Result<()> {
-        while !self.uring.submission().is_empty() {
-            if self.uring.submit()? == 0 {
+        while self.uring.waiting() > 0 {
+            let taken = self.uring.submit();
+            let unseen = self.uring.waiting();
+            let seen = self.unseen.len().saturating_sub(unseen);
+            self.unseen.drain(..seen);
+            if taken? == 0 {
                 break;
             }
         }
@@ -242,26 +298,26 @@ impl Ring {
     /// completions that it has not written down yet.
     pub(crate) fn next(&mut self) -> Option<(Slot, i32)> {
         loop {
-            let done = self.uring.completion().next();
-            if let Some(done) = done {
+            if let Some((number, result)) = self.uring.next() {
                 self.hush();
-                // Each entry of ours completes once, and its key is reused only afterwards.
-                let key = usize::try_from(done.user_data()).ok()?;
-                match self.slots.try_remove(key) {
-                    Some(slot) => return Some((slot, done.result())),
+                match usize::try_from(number)
+                    .ok()
+                    .and_then(|key| self.completed(key, result))
+                {
+                    Some(ended) => return Some(ended),
                     None => continue,
                 }
             }
-            if self.has_unwritten() {
+            if self.uring.has_unwritten() {
                 self.hush();
-                if self.get_events().is_ok() && !self.uring.completion().is_empty() {
+                if self.get_events().is_ok() && self.uring.has_completions() {
                     continue;
                 }
             }
             if self.bell != Bell::Off {
                 return None;
             }
-            self.uring.completion().enable_eventfd();
+            self.uring.set_bell(true);
             self.bell = Bell::On;
             // What came before the kernel saw the bell on must be seen below: it first marks what it has,
             // then looks at the bell.
@@ -269,10 +325,43 @@ impl Ring {
         }
     }
 
-    /// Whether the kernel has completions that it writes down only when asked.
-    fn has_unwritten(&mut self) -> bool {
-        let queue = self.uring.submission();
-        queue.taskrun() || queue.cq_overflow()
+    /// Takes one completion; the slot, with the last of its entries. Each entry of ours completes once, and its key is
+    /// reused only afterwards.
+    fn completed(&mut self, key: usize, result: i32) -> Option<(Slot, i32)> {
+        let slot = self.slots.get_mut(key)?;
+        slot.entries = slot.entries.saturating_sub(1);
+        let is_command = self.file.namespace.is_some() && slot.transfer_bytes().is_some();
+        if !is_command {
+            return Some((self.slots.remove(key), result));
+        }
+        if slot.fault == 0 {
+            slot.fault = errno_of(result);
+        }
+        if slot.fault == 0 && slot.has_more() {
+            self.issue(key);
+            let _ = self.submit();
+        }
+        let slot = &mut self.slots[key];
+        if slot.entries > 0 {
+            return None;
+        }
+        if slot.fixed.take().is_some() && slot.fault == -libc::EINVAL {
+            // Kernels before 6.12 take for a command only what is a whole registered buffer.
+            (slot.fault, slot.issued_bytes) = (0, slot.done_bytes);
+            self.fixed = FixedBuffers::default();
+            self.file.told.no_fixed_commands(&self.file);
+            self.issue(key);
+            let _ = self.submit();
+            if self.slots[key].entries > 0 {
+                return None;
+            }
+            return Some((self.slots.remove(key), -libc::EAGAIN));
+        }
+        let moved = match slot.fault {
+            0 => slot.issued_bytes - slot.done_bytes,
+            fault => return Some((self.slots.remove(key), fault)),
+        };
+        Some((self.slots.remove(key), moved as i32))
     }
 
     /// Spares the kernel the signals, and the next sleep a wake-up, for what this thread is about to take.
@@ -280,7 +369,7 @@ impl Ring {
     /// architectures whose locked operations order nothing keep the bell on.
     fn hush(&mut self) {
         if self.bell == Bell::On && self.deferred && cfg!(target_arch = "x86_64") {
-            self.uring.completion().disable_eventfd();
+            self.uring.set_bell(false);
             self.bell = Bell::Off;
         }
     }
@@ -294,7 +383,7 @@ impl Ring {
 
     /// Waits for one completion, at most `within`.
     fn wait_event(&self, within: Duration) {
-        if !self.uring.params().is_feature_ext_arg() {
+        if !self.uring.waits_for_a_time() {
             // Linux before 5.11 cannot wait for a time.
             std::thread::sleep(within.min(Duration::from_millis(1)));
             return;
@@ -311,20 +400,19 @@ impl Ring {
     /// Takes back what the kernel has not seen, when it refuses to look. Nothing may be submitted
     /// afterwards.
     pub(crate) fn take_unsubmitted(&mut self) -> Vec<Slot> {
-        let unseen = self.unseen_from();
-        let keys: Vec<usize> = self
-            .slots
-            .iter()
-            .filter(|(_, slot)| slot.number >= unseen)
-            .map(|(key, _)| key)
-            .collect();
-        keys.into_iter().map(|key| self.slots.remove(key)).collect()
-    }
-
-    /// The number of the first entry that the kernel has not taken out of the queue. It takes them in
-    /// their order.
-    fn unseen_from(&mut self) -> u64 {
-        self.queued - self.uring.submission().len() as u64
+        let mut taken = Vec::new();
+        for key in std::mem::take(&mut self.unseen) {
+            let Some(slot) = self.slots.get_mut(key) else {
+                continue;
+            };
+            slot.entries = slot.entries.saturating_sub(1);
+            // Of one of several entries the rest ends it, as failed.
+            slot.fault = -libc::ENODEV;
+            if slot.entries == 0 {
+                taken.push(self.slots.remove(key));
+            }
+        }
+        taken
     }
 
     /// Waits until the kernel has given everything back. False when it has not in time.
@@ -366,6 +454,32 @@ impl Drop for Ring {
     }
 }
 
+impl Slot {
+    /// Whether there are bytes that no entry was queued for.
+    fn has_more(&self) -> bool {
+        self.transfer_bytes()
+            .is_some_and(|all| all > self.issued_bytes)
+    }
+
+    /// The length of a read or write; none for other work. It does not look at bytes that the kernel may be writing.
+    fn transfer_bytes(&self) -> Option<usize> {
+        match &self.work {
+            Work::Read { lease, .. } => Some(lease.len()),
+            Work::Write { bytes, .. } => Some(bytes.len()),
+            Work::Flush { .. } | Work::Discard { .. } => None,
+        }
+    }
+}
+
+/// Where the buffer of an operation begins, for commands that name it by a number.
+fn address_of(work: &mut Work) -> usize {
+    match work {
+        Work::Read { lease, .. } => lease.bytes_mut().as_mut_ptr().expose_provenance(),
+        Work::Write { bytes, .. } => bytes.as_ptr().expose_provenance(),
+        Work::Flush { .. } | Work::Discard { .. } => 0,
+    }
+}
+
 /// Address and length of what is left of a slot's buffer.
 fn memory(slot: &Slot) -> Option<(usize, usize)> {
     let bytes: &[u8] = match &slot.work {
@@ -373,7 +487,7 @@ fn memory(slot: &Slot) -> Option<(usize, usize)> {
         Work::Write { bytes, .. } => bytes,
         Work::Flush { .. } | Work::Discard { .. } => return None,
     };
-    let rest = &bytes[slot.done_bytes..];
+    let rest = bytes.get(slot.done_bytes..)?;
     Some((rest.as_ptr().addr(), rest.len()))
 }
 
@@ -420,6 +534,36 @@ fn entry(slot: &mut Slot, fixed: Option<u16>) -> squeue::Entry {
             ..
         } => erase(*how, *offset_bytes, *len_bytes),
     }
+}
+
+/// The entry for the next command of a slot's operation on a namespace, and the bytes that are then issued; for what is no
+/// transfer, what [`entry`] says. It names memory of the slot's own buffer only.
+fn command(
+    namespace: &Namespace,
+    slot: &mut Slot,
+    fixed: Option<u16>,
+    key: usize,
+) -> (Entry, Option<usize>) {
+    let issued = slot.issued_bytes;
+    let (writes, offset_bytes) = match &slot.work {
+        Work::Read { offset_bytes, .. } => (false, *offset_bytes),
+        Work::Write { offset_bytes, .. } => (true, *offset_bytes),
+        Work::Flush { .. } | Work::Discard { .. } => {
+            let entry = entry(slot, fixed).user_data(key as u64);
+            return (Entry::Plain(entry), None);
+        }
+    };
+    let len_bytes = slot.transfer_bytes().unwrap_or(0);
+    let (address, left_bytes) = (slot.address + issued, len_bytes - issued);
+    let len_bytes = left_bytes.min(namespace.command_bytes);
+    let offset_bytes = offset_bytes + issued as u64;
+    let command = namespace.transfer(writes, offset_bytes, address, len_bytes);
+    let entry = opcode::UringCmd80::new(NAMESPACE, URING_CMD_IO)
+        .cmd(command)
+        .buf_index(fixed)
+        .build()
+        .user_data(key as u64);
+    (Entry::Wide(Box::new(entry)), Some(issued + len_bytes))
 }
 
 fn erase(how: Erase, offset_bytes: u64, len_bytes: u64) -> squeue::Entry {

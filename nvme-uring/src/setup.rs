@@ -4,10 +4,15 @@ use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
+use forebay_engine::limits::CHUNK_BYTES;
 use io_uring::{Builder, IoUring};
 
 use crate::file::{Told, UringFile};
+use crate::queues::{Queues, WideRing};
 use crate::ring::Ring;
+
+/// The kernel's bound on completions of a ring.
+const COMPLETIONS_MAX: u32 = 1 << 16;
 
 /// Why there is no queue pair.
 #[derive(Debug, thiserror::Error)]
@@ -19,6 +24,17 @@ pub enum SetupError {
     )]
     Ring {
         /// For which file.
+        path: String,
+        /// What the kernel said.
+        error: std::io::Error,
+    },
+    /// No ring for NVMe commands.
+    #[error(
+        "the kernel has no io_uring for the NVMe commands of {path}: {error}. Linux 6.1 has; give the block device of the \
+         namespace elsewhere"
+    )]
+    Commands {
+        /// For which device.
         path: String,
         /// What the kernel said.
         error: std::io::Error,
@@ -91,7 +107,21 @@ pub(crate) fn ring(
     arena_addresses: Range<usize>,
     depth: usize,
 ) -> Result<Ring, SetupError> {
-    let (uring, deferred) = best(file, &KINDS, depth as u32)?;
+    let (uring, deferred) = match &file.namespace {
+        Some(namespace) => {
+            let commands = CHUNK_BYTES.div_ceil(namespace.command_bytes);
+            let uring = wide(depth as u32, commands as u32);
+            let uring = uring.map_err(|error| SetupError::Commands {
+                path: file.path().display().to_string(),
+                error,
+            })?;
+            (Queues::Wide(uring), true)
+        }
+        None => {
+            let (uring, deferred) = best(file, &KINDS, depth as u32)?;
+            (Queues::Plain(uring), deferred)
+        }
+    };
     let mut ring = Ring::new(uring, file.clone(), depth, deferred);
     ring.register_file().map_err(|error| SetupError::Register {
         path: file.path().display().to_string(),
@@ -118,6 +148,20 @@ fn best(file: &UringFile, kinds: &[Kind], depth: u32) -> Result<(IoUring, bool),
         );
     }
     Ok((uring, kind.deferred))
+}
+
+/// A ring for NVMe commands, of which each operation may take so many. There is one kind: fixed buffers of commands came with
+/// the same kernel as what else it has.
+fn wide(depth: u32, commands: u32) -> io::Result<WideRing> {
+    let entries = 2 * depth.saturating_mul(commands).next_power_of_two();
+    let mut builder = WideRing::builder();
+    builder
+        .setup_single_issuer()
+        .setup_defer_taskrun()
+        .setup_taskrun_flag()
+        .setup_submit_all()
+        .setup_cqsize(entries.min(COMPLETIONS_MAX));
+    builder.build(depth)
 }
 
 /// A ring of the first kind that the kernel takes, and which one that is.
