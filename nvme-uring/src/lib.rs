@@ -32,5 +32,6 @@ mod setup;
 
 pub use device::{DEPTH_MAX, UringDevice};
 pub use file::{OpenError, OpenOptions, Presence, UringFile};
+pub use namespace::block_device_of;
 pub use patience::{DROP_WAIT, DROP_WAIT_MIN};
 pub use setup::{SetupError, try_ring};

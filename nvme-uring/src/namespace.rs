@@ -79,7 +79,7 @@ pub(crate) struct Namespace {
 }
 
 /// The block device of the namespace whose character device `path` is; none when it is no such device.
-pub(crate) fn block_device_of(path: &Path) -> Option<PathBuf> {
+pub fn block_device_of(path: &Path) -> Option<PathBuf> {
     let stat = rustix::fs::stat(path).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice {
         return None;

@@ -156,7 +156,7 @@ fn what_commands_write_they_and_the_block_device_read() {
         let flushed = bench.run(DeviceOp::Flush { tag: DeviceTag(3) });
         assert!(matches!(flushed, DeviceEvent::Flush { result: Ok(()), .. }));
         // The same bytes lie where the kernel's own driver looks for them.
-        let first = (3 * MIB >> 12) as u8 ^ u8::from(fixed);
+        let first = ((3 * MIB) >> 12) as u8 ^ u8::from(fixed);
         let seen = file.read_at(3 << 20, MIB).expect("the block device");
         assert!(seen == expected(MIB, first));
         let discarded = bench.run(DeviceOp::Discard {

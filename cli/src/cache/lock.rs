@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use forebay_nvme_uring::block_device_of;
 
 /// The lock's file. It stays when the lock is gone: the kernel's lock on it counts, which ends with the
 /// process that holds it, however that ended.
@@ -171,6 +172,8 @@ pub fn holder_of_device(path: &Path) -> Option<String> {
 }
 
 fn open_alone(path: &Path) -> std::io::Result<File> {
+    let block = block_device_of(path);
+    let path = block.as_deref().unwrap_or(path);
     let exclusively = rustix::fs::OFlags::EXCL.bits();
     File::options()
         .read(true)
@@ -184,7 +187,8 @@ fn is_busy(error: &std::io::Error) -> bool {
 
 /// Who uses a block device, as far as can be seen.
 pub fn user_of_device(path: &Path) -> String {
-    let device = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let path = block_device_of(path).unwrap_or_else(|| path.to_owned());
+    let device = std::fs::canonicalize(&path).unwrap_or(path);
     let mounted = crate::mounts::mount_table().unwrap_or_default();
     let at = mounted
         .iter()

@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use forebay_nvme_uring::block_device_of;
 
 use super::dirs::CacheDir;
 use super::names::Name;
@@ -59,11 +60,11 @@ impl Place {
             let below = path.join(owner.group.as_str()).join(owner.node.as_str());
             return Ok(Place::Directory(below));
         }
-        if meta.file_type().is_block_device() {
+        if meta.file_type().is_block_device() || block_device_of(path).is_some() {
             return Ok(Place::Device(path.clone()));
         }
         bail!(
-            "{} is neither a directory nor a block device: give --cache-dir one of those",
+            "{} is neither a directory nor a block device (or the /dev/ngXnY of an NVMe namespace): give --cache-dir one of those",
             path.display()
         )
     }
@@ -81,9 +82,13 @@ impl Place {
     /// # Errors
     /// When it cannot be looked at.
     pub fn identity(&self) -> Result<(u64, u64)> {
-        let (Place::Directory(path) | Place::Device(path)) = self;
+        let path = match self {
+            Place::Directory(path) => path.clone(),
+            // A namespace has two names.
+            Place::Device(path) => block_device_of(path).unwrap_or_else(|| path.clone()),
+        };
         let meta =
-            fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))?;
+            fs::metadata(&path).with_context(|| format!("cannot look at {}", path.display()))?;
         Ok(match self {
             Place::Directory(_) => (meta.dev(), meta.ino()),
             // One device may have several nodes.

@@ -7,6 +7,7 @@
 //! | [`delayed`] | slow operations, and operations that hang |
 //! | [`counting`] | what was asked of the device below |
 //! | [`host`] | the disks of a whole engine, with all of these in between |
+//! | [`uring`] | the real one, as the suite drives it |
 //! | [`places`] | loop devices and small file systems of a test's own |
 //! | [`target`] | SPDK's NVMe/TCP target as a child, with namespaces of a test's own |
 
@@ -16,6 +17,7 @@ pub mod faulty;
 pub mod host;
 pub mod places;
 pub mod target;
+pub mod uring;
 
 use forebay_engine::ports::DeviceGeometry;
 
