@@ -18,7 +18,7 @@ help:
 	@echo "make figure F=NAME    measure one figure: fuse-null, amplification, one-fetch-local, idle,"
 	@echo "                      device-4k, device-seq, fuse-disk, miss-ratio, overflow, restart, foyer,"
 	@echo "                      tcp-1m, tcp-4k, rdma-bw, rdma-4k-rtt, rdma-rate, rdma-read,"
-	@echo "                      rdma-vs-tcp, one-fetch, join, spread, remote-share"
+	@echo "                      rdma-vs-tcp, passthrough, one-fetch, join, spread, remote-share"
 	@echo "make figures          measure all figures; updates docs/performance.md"
 	@echo "make sim SEED=N       replay one seed of the simulator"
 	@echo "make clean            remove what was built"

@@ -29,11 +29,22 @@ pub enum Until {
     Bytes(u64),
 }
 
-/// One fio job: io_uring with fixed buffers and a registered file, past the page cache.
+/// How fio asks for reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Engine {
+    /// io_uring, past the page cache.
+    Uring,
+    /// NVMe commands by io_uring, to a namespace's character device, which is registered.
+    NvmeCommands,
+}
+
+/// One fio job.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
     /// The file.
     pub file: &'a Path,
+    /// How it is asked.
+    pub engine: Engine,
     /// What is done.
     pub access: Access,
     /// Bytes of one operation.
@@ -107,16 +118,25 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
         format!("--rw={access}"),
         format!("--bs={}", job.block_bytes),
         format!("--iodepth={}", job.depth),
-        "--ioengine=io_uring".to_owned(),
-        "--direct=1".to_owned(),
         "--thread".to_owned(),
         "--norandommap".to_owned(),
         "--randrepeat=0".to_owned(),
         format!("--randseed={}", job.seed + 1),
         "--output-format=json".to_owned(),
     ];
+    // A character device takes no O_DIRECT, and has no page cache.
+    arguments.extend(match job.engine {
+        Engine::Uring => ["--ioengine=io_uring".to_owned(), "--direct=1".to_owned()],
+        Engine::NvmeCommands => [
+            "--ioengine=io_uring_cmd".to_owned(),
+            "--cmd_type=nvme".to_owned(),
+        ],
+    });
     if job.fixed {
-        arguments.extend(["--fixedbufs=1".to_owned(), "--registerfiles=1".to_owned()]);
+        arguments.push("--fixedbufs=1".to_owned());
+    }
+    if job.fixed || job.engine == Engine::NvmeCommands {
+        arguments.push("--registerfiles=1".to_owned());
     }
     if job.lean {
         arguments.push("--gtod_reduce=1".to_owned());

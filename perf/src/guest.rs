@@ -1,6 +1,7 @@
-//! Figures that need an RDMA device, measured by this same program in the guest that `ci/softroce` boots.
+//! Figures that need a device, measured by this same program in the guest that `ci/softroce` boots.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,26 +18,37 @@ const NOT_TO_BE_HAD: i32 = 75;
 /// The one folder into which the guest may write.
 const SHARED: &str = "target/softroce";
 
-/// Measures `figure` in the guest.
+/// What is measured in the guest.
+#[derive(Debug)]
+pub struct Errand<'a> {
+    /// The figure.
+    pub figure: &'a str,
+    /// What this program is told beside its name.
+    pub arguments: Vec<OsString>,
+    /// How to name a device of this machine instead.
+    pub instead: &'a str,
+}
+
+/// Measures a figure in the guest.
 ///
 /// # Errors
 /// When there is no guest here, or it could not measure.
-pub fn measure(figure: &str, run: &Run) -> Result<Vec<Part>> {
+pub fn measure(errand: &Errand<'_>, run: &Run) -> Result<Vec<Part>> {
+    let instead = errand.instead;
     let here = env::current_dir()?;
     ensure!(
         here.join("ci/softroce").is_file(),
-        "this figure boots a guest by ci/softroce: run it in the repository, or name an RDMA device (--device)"
+        "this figure boots a guest by ci/softroce: run it in the repository, or {instead}"
     );
     let parts = here.join(SHARED).join("parts.json");
     let mut command = Command::new("ci/softroce");
     command
         .arg("--run")
         .arg(env::current_exe()?)
-        .args(["--no-page", "figure", figure])
+        .args(["--no-page", "figure", errand.figure])
         .arg("--parts")
         .arg(&parts)
-        .arg("--perftest")
-        .arg(perftest()?);
+        .args(&errand.arguments);
     if run.short {
         command.arg("--short");
     }
@@ -46,27 +58,17 @@ pub fn measure(figure: &str, run: &Run) -> Result<Vec<Part>> {
     match status.code() {
         Some(0) => {}
         Some(NOT_TO_BE_HAD) => {
-            bail!(
-                "no guest is to be had here; an RDMA device of this machine can be named (--device)"
-            )
+            bail!("no guest is to be had here: {instead}")
         }
         _ => bail!("it was not measured in the guest ({status}); its logs are in {SHARED}"),
     }
     read(&parts)
 }
 
-/// Where perftest lies, for the guest.
-fn perftest() -> Result<String> {
-    let output = Command::new("ci/perftest-tree")
-        .stdin(Stdio::null())
-        .stderr(Stdio::inherit())
-        .output()
-        .context("cannot run ci/perftest-tree")?;
-    ensure!(
-        output.status.success(),
-        "perftest, which this figure compares with, is not to be had here"
-    );
-    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+/// The system where this runs: a part that was measured in the guest says so itself.
+pub fn kernel() -> String {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    format!("Linux {}", release.trim())
 }
 
 /// Writes what was measured, for whoever booted the guest.

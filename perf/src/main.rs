@@ -14,7 +14,7 @@ use forebay_perf::network::node::{self, Poll, Way};
 use forebay_perf::network::ours::{self, Load};
 use forebay_perf::network::port::PortArgs;
 use forebay_perf::network::read_or_write;
-use forebay_perf::run::{Rdma, Run};
+use forebay_perf::run::{Nvme, Rdma, Run};
 use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
 
 /// Measures Forebay's figures. A missed target is reported, and no failure; what could not be
@@ -38,6 +38,8 @@ struct Args {
     dir: Option<PathBuf>,
     #[command(flatten)]
     port: PortArgs,
+    #[command(flatten)]
+    nvme: Nvme,
     /// The folder that holds perftest.
     #[arg(long, global = true, hide = true)]
     perftest: Option<PathBuf>,
@@ -218,6 +220,7 @@ fn measure(figure: Figure, args: &Args) -> Result<String> {
             port: args.port.port()?,
             perftest: args.perftest.clone(),
         },
+        nvme: args.nvme.clone(),
     };
     let mark = if run.short {
         "SHORT RUN, no measurement: "

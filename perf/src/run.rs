@@ -17,6 +17,23 @@ pub struct Rdma {
     pub perftest: Option<PathBuf>,
 }
 
+/// Where NVMe commands are measured.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct Nvme {
+    /// passthrough: measure on this NVMe namespace of this machine (`/dev/ngXnY`). Its contents are LOST, so it is done only
+    /// together with --overwrite-nvme. Default: on an emulated one, in a guest that is booted for it.
+    #[arg(
+        id = "nvme-device",
+        long = "nvme-device",
+        global = true,
+        env = "FOREBAY_NVME_DEVICE"
+    )]
+    pub device: Option<PathBuf>,
+    /// Everything on the namespace that --nvme-device names may be lost.
+    #[arg(id = "overwrite-nvme", long = "overwrite-nvme", global = true)]
+    pub overwrite: bool,
+}
+
 /// One run of the harness.
 #[derive(Clone, Debug)]
 pub struct Run {
@@ -26,6 +43,8 @@ pub struct Run {
     pub dir: PathBuf,
     /// Where RDMA is measured.
     pub rdma: Rdma,
+    /// Where NVMe commands are measured.
+    pub nvme: Nvme,
 }
 
 impl Run {

@@ -198,6 +198,7 @@ mod tests {
             short: true,
             dir: "/nowhere".into(),
             rdma: Default::default(),
+            nvme: Default::default(),
         };
         let play = |name: &'static str, ios| {
             let order = &order;

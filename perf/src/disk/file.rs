@@ -1,4 +1,4 @@
-//! A log on a file, through io_uring.
+//! A log on a file or an NVMe namespace, through io_uring.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,13 +10,15 @@ use forebay_engine::disk::geometry::{DATA_OFFSET_BYTES, Geometry};
 use forebay_engine::disk::layout::LogId;
 use forebay_engine::disk::{DeviceSeat, DeviceShared, DiskConfig};
 use forebay_engine::limits::DISK_ENTRY_BYTES;
-use forebay_nvme_uring::{OpenOptions, UringDevice, UringFile};
+use forebay_nvme_uring::{OpenError, OpenOptions, UringDevice, UringFile};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::driver::{Clock, Driver};
 
 /// The file's identity: it is never taken for anything but this harness's.
 const LOG: LogId = LogId(0x0f0e_ba11_0000_0000_0000_0000_0000_0001);
+/// The kernel takes a while to take back the ring of a device's last user.
+const FREE_WITHIN: Duration = Duration::from_secs(30);
 /// Reads and writes that the ring has under way at most.
 const DEPTH: usize = 1_024;
 
@@ -70,7 +72,29 @@ impl Opening {
             "{} takes no O_DIRECT: give --dir on another file system",
             path.display()
         );
-        let shared = Arc::new(DeviceShared::new(path.display().to_string(), geometry, LOG));
+        self.on(file, geometry, LOG)
+    }
+
+    /// Opens, or makes, the log `log` on a whole device, and waits for its recovery. What else the device holds is lost.
+    ///
+    /// # Errors
+    /// What the kernel says; that somebody else uses the device.
+    pub fn open_device(&self, path: &Path, log: LogId) -> Result<Driver<UringDevice>> {
+        let file = device(path)?;
+        let geometry = Geometry::choose(file.geometry().capacity_bytes, 1)?;
+        let mut driver = self.on(file, geometry, log)?;
+        driver.recover()?;
+        Ok(driver)
+    }
+
+    fn on(
+        &self,
+        file: Arc<UringFile>,
+        geometry: Geometry,
+        log: LogId,
+    ) -> Result<Driver<UringDevice>> {
+        let name = file.path().display().to_string();
+        let shared = Arc::new(DeviceShared::new(name, geometry, log));
         Driver::new(
             self.arena_bytes,
             Clock::Real(Instant::now()),
@@ -108,6 +132,27 @@ impl Opening {
     pub fn index_bytes_max(&self) -> usize {
         self.entries_max() * DISK_ENTRY_BYTES
     }
+}
+
+/// Opens a device for writing.
+///
+/// # Errors
+/// What the kernel says; that somebody else uses the device.
+pub fn device(path: &Path) -> Result<Arc<UringFile>> {
+    let start = Instant::now();
+    loop {
+        match UringFile::open(path, &OpenOptions::default()) {
+            Err(OpenError::Busy(_)) if start.elapsed() < FREE_WITHIN => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            opened => return Ok(opened?),
+        }
+    }
+}
+
+/// An identity that no log of an earlier run has.
+pub fn new_log() -> LogId {
+    LogId(LOG.0 ^ u128::from(incarnation()))
 }
 
 fn incarnation() -> u64 {

@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use crate::disk::file::Opening;
 use crate::disk::load::{self, Blocks, Order, Reads};
-use crate::fio::{self, Access, Job, Until};
+use crate::fio::{self, Access, Engine, Job, Until};
 use crate::run::Run;
 use crate::samples::{Part, Samples, Target};
 use crate::turns::{self, Measured, Player};
@@ -116,6 +116,7 @@ impl Side<'_> {
         let begin = self.opening.geometry()?.offset_bytes(0);
         fio::run(&Job {
             file: self.file,
+            engine: Engine::Uring,
             access: Access::RandomReads,
             block_bytes: READ_BYTES as u64,
             depth: DEPTH,

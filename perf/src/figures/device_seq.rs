@@ -7,7 +7,7 @@ use forebay_engine::limits::{BATCH_BYTES_MAX, DISK_WRITE_SHARE};
 
 use crate::disk::file::Opening;
 use crate::disk::load::{self, Blocks, Order, Reads};
-use crate::fio::{self, Access, Job, Until};
+use crate::fio::{self, Access, Engine, Job, Until};
 use crate::run::Run;
 use crate::samples::{Part, Target};
 use crate::turns::{self, Measured, Player};
@@ -65,6 +65,7 @@ fn reads(run: &Run, file: &Path) -> Result<Part> {
     let theirs = |seed| {
         fio::run(&Job {
             file,
+            engine: Engine::Uring,
             access: Access::Reads,
             block_bytes: READ_BYTES as u64,
             depth: READ_DEPTH,
@@ -116,6 +117,7 @@ fn fills(run: &Run, name: &'static str, len_bytes: usize, dir: &Path) -> Result<
         move |seed| {
             let done = fio::run(&Job {
                 file,
+                engine: Engine::Uring,
                 access: Access::Writes,
                 block_bytes: len_bytes as u64,
                 depth: (FILLING_BYTES / len_bytes).clamp(1, FIO_DEPTH_MAX),

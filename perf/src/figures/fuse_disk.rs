@@ -11,7 +11,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 
 use crate::bench::Bench;
-use crate::fio::{self, Access, Job, Until};
+use crate::fio::{self, Access, Engine, Job, Until};
 use crate::load::{self, Cache, Rng};
 use crate::process;
 use crate::run::{self, Run};
@@ -244,6 +244,7 @@ fn fio_job(
 ) -> Result<Measured> {
     fio::run(&Job {
         file: &root.join(LARGE),
+        engine: Engine::Uring,
         access,
         block_bytes,
         depth,

@@ -12,6 +12,7 @@ mod idle;
 mod join;
 mod one_fetch;
 mod one_fetch_local;
+mod passthrough;
 mod rdma;
 mod remote_share;
 mod replacement;
@@ -67,6 +68,8 @@ pub enum Figure {
     RdmaRead,
     /// Blocks from a peer over RDMA, against the same over TCP.
     RdmaVsTcp,
+    /// NVMe commands of the disk tier through io_uring, against fio's and against the block layer.
+    Passthrough,
     /// Many readers of one cold object through a group.
     OneFetch,
     /// What is read again from the origin when a member joins or leaves.
@@ -79,7 +82,7 @@ pub enum Figure {
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 22] = [
+    pub const ALL: [Figure; 23] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -98,6 +101,7 @@ impl Figure {
         Figure::RdmaRate,
         Figure::RdmaRead,
         Figure::RdmaVsTcp,
+        Figure::Passthrough,
         Figure::OneFetch,
         Figure::Join,
         Figure::Spread,
@@ -125,6 +129,7 @@ impl Figure {
             Figure::RdmaRate => "rdma-rate",
             Figure::RdmaRead => "rdma-read",
             Figure::RdmaVsTcp => "rdma-vs-tcp",
+            Figure::Passthrough => "passthrough",
             Figure::OneFetch => "one-fetch",
             Figure::Join => "join",
             Figure::Spread => "spread",
@@ -170,6 +175,7 @@ impl Figure {
             | Figure::RdmaRate
             | Figure::RdmaRead
             | Figure::RdmaVsTcp => rdma::measure(self, run),
+            Figure::Passthrough => passthrough::measure(run),
             Figure::OneFetch => one_fetch::measure(run),
             Figure::Join => join::measure(run),
             Figure::Spread => spread::measure(run),

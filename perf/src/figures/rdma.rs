@@ -3,11 +3,13 @@
 
 use std::cell::RefCell;
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, ensure};
 
 use super::{Figure, GIB};
+use crate::cpus;
+use crate::guest::{self, Errand};
 use crate::network::node::{Poll, Way};
 use crate::network::ours::{self, Load};
 use crate::network::perftest::Perftest;
@@ -16,7 +18,6 @@ use crate::network::read_or_write::{self, Place};
 use crate::run::Run;
 use crate::samples::{Part, Samples, Target};
 use crate::turns::{self, Measured, Player, Side};
-use crate::{cpus, guest};
 
 const MIB_BYTES: usize = 1 << 20;
 const SHORT_BYTES: usize = 4 << 10;
@@ -30,7 +31,12 @@ const ANSWER_BYTES: usize = 36;
 /// Measures one of them: here when a device is named, else in the guest.
 pub(super) fn measure(figure: Figure, run: &Run) -> Result<Vec<Part>> {
     let Some(port) = &run.rdma.port else {
-        return guest::measure(figure.name(), run);
+        let errand = Errand {
+            figure: figure.name(),
+            arguments: vec!["--perftest".into(), perftest_tree()?.into()],
+            instead: "name an RDMA device of this machine (--device)",
+        };
+        return guest::measure(&errand, run);
     };
     let cpus = cpus::two()?;
     let bench = Bench {
@@ -54,6 +60,20 @@ pub(super) fn measure(figure: Figure, run: &Run) -> Result<Vec<Part>> {
         part.detail += &format!("; {}", bench.place());
     }
     Ok(parts)
+}
+
+/// Where perftest lies, for the guest.
+fn perftest_tree() -> Result<String> {
+    let output = Command::new("ci/perftest-tree")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .context("cannot run ci/perftest-tree")?;
+    ensure!(
+        output.status.success(),
+        "perftest, which this figure compares with, is not to be had here"
+    );
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
 }
 
 struct Bench<'a> {
@@ -84,8 +104,7 @@ impl Bench<'_> {
 
     /// The device, and the system where it is measured.
     fn place(&self) -> String {
-        let version = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-        format!("device {} of Linux {}", self.port.device, version.trim())
+        format!("device {} of {}", self.port.device, guest::kernel())
     }
 
     /// Blocks of a length against messages of that length.
