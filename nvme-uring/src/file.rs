@@ -192,6 +192,10 @@ impl UringFile {
         };
         let namespace = match &block {
             Some(block) => {
+                // Whatever somebody has made there would keep nobody away from the namespace.
+                if !block_device || !is_named(block, &stat) {
+                    return Err(OpenError::Kind(block.clone()));
+                }
                 let opened = Namespace::open(named, block, sector_bytes, options.read_only);
                 Some(opened.map_err(|error| OpenError::Refused {
                     step: "send NVMe commands to",
@@ -389,6 +393,17 @@ pub(crate) fn in_range(geometry: &DeviceGeometry, offset_bytes: u64, len_bytes: 
         && offset_bytes
             .checked_add(len_bytes)
             .is_some_and(|end| end <= geometry.capacity_bytes)
+}
+
+/// Whether what was opened is the block device of that name.
+fn is_named(block: &Path, stat: &Stat) -> bool {
+    let name = block.file_name().unwrap_or_default();
+    let told = std::fs::read_to_string(Path::new("/sys/class/block").join(name).join("dev"));
+    let (major, minor) = (
+        rustix::fs::major(stat.st_rdev),
+        rustix::fs::minor(stat.st_rdev),
+    );
+    told.is_ok_and(|told| told.trim() == format!("{major}:{minor}"))
 }
 
 /// One attempt to open something.

@@ -243,10 +243,8 @@ pub(crate) fn errno_of(result: i32) -> i32 {
         0x020 | 0x286 => libc::EROFS,
         // Capacity exceeded.
         0x081 => libc::ENOSPC,
-        // Not ready, and what the host itself aborted: the device says whether to try again.
-        0x082 | 0x007 | 0x371 if !is_final => libc::EAGAIN,
-        // Path errors.
-        0x300..=0x3ff => libc::ENODEV,
+        // The device says whether another try may do better: not ready, interrupted, a path that changes.
+        _ if !is_final => libc::EAGAIN,
         _ => libc::EIO,
     }
 }
@@ -311,7 +309,14 @@ mod tests {
         assert_eq!(errno_of(0), 0);
         assert_eq!(errno_of(-libc::EINTR), -libc::EINTR);
         assert_eq!(errno_of(0x4281), -libc::EIO, "an unrecovered read");
-        assert_eq!(errno_of(0x0082), -libc::EAGAIN);
+        for again in [0x006, 0x021, 0x022, 0x082, 0x281, 0x303, 0x370] {
+            assert_eq!(errno_of(again), -libc::EAGAIN, "{again:#x}");
+        }
+        assert_eq!(
+            errno_of(0x4370),
+            -libc::EIO,
+            "a path is no reason to give a disk up"
+        );
         assert_eq!(errno_of(0x4082), -libc::EIO);
         assert_eq!(errno_of(0x4020), -libc::EROFS);
         assert_eq!(errno_of(0x400b), -libc::ENODEV);

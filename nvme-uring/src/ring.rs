@@ -107,6 +107,8 @@ pub(crate) struct Ring {
     fixed: FixedBuffers,
     /// Keys of the slots whose entries the kernel has not taken out of the queue, in the queue's order.
     unseen: VecDeque<usize>,
+    /// Nothing is submitted any more.
+    closed: bool,
     /// Completions are written down only when this thread asks for them.
     deferred: bool,
     bell: Bell,
@@ -140,6 +142,7 @@ impl Ring {
             slots: Slab::with_capacity(depth),
             fixed: FixedBuffers::default(),
             unseen: VecDeque::new(),
+            closed: false,
             deferred,
             bell: Bell::None,
         }
@@ -337,7 +340,9 @@ impl Ring {
         if slot.fault == 0 {
             slot.fault = errno_of(result);
         }
-        if slot.fault == 0 && slot.has_more() {
+        if slot.fault == 0 && slot.has_more() && self.closed {
+            slot.fault = -libc::ENODEV;
+        } else if slot.fault == 0 && slot.has_more() {
             self.issue(key);
             let _ = self.submit();
         }
@@ -345,7 +350,7 @@ impl Ring {
         if slot.entries > 0 {
             return None;
         }
-        if slot.fixed.take().is_some() && slot.fault == -libc::EINVAL {
+        if slot.fixed.take().is_some() && slot.fault == -libc::EINVAL && !self.closed {
             // Kernels before 6.12 take for a command only what is a whole registered buffer.
             (slot.fault, slot.issued_bytes) = (0, slot.done_bytes);
             self.fixed = FixedBuffers::default();
@@ -400,6 +405,7 @@ impl Ring {
     /// Takes back what the kernel has not seen, when it refuses to look. Nothing may be submitted
     /// afterwards.
     pub(crate) fn take_unsubmitted(&mut self) -> Vec<Slot> {
+        self.closed = true;
         let mut taken = Vec::new();
         for key in std::mem::take(&mut self.unseen) {
             let Some(slot) = self.slots.get_mut(key) else {

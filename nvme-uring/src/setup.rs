@@ -11,8 +11,8 @@ use crate::file::{Told, UringFile};
 use crate::queues::{Queues, WideRing};
 use crate::ring::Ring;
 
-/// The kernel's bound on completions of a ring.
-const COMPLETIONS_MAX: u32 = 1 << 16;
+/// The kernel's bound on entries of a ring.
+const ENTRIES_MAX: u32 = 1 << 15;
 
 /// Why there is no queue pair.
 #[derive(Debug, thiserror::Error)]
@@ -111,9 +111,13 @@ pub(crate) fn ring(
         Some(namespace) => {
             let commands = CHUNK_BYTES.div_ceil(namespace.command_bytes);
             let uring = wide(depth as u32, commands as u32);
-            let uring = uring.map_err(|error| SetupError::Commands {
-                path: file.path().display().to_string(),
-                error,
+            let uring = uring.map_err(|error| {
+                let path = file.path().display().to_string();
+                match error.raw_os_error() {
+                    // An unknown flag.
+                    Some(libc::EINVAL) => SetupError::Commands { path, error },
+                    _ => SetupError::Ring { path, error },
+                }
             })?;
             (Queues::Wide(uring), true)
         }
@@ -153,15 +157,16 @@ fn best(file: &UringFile, kinds: &[Kind], depth: u32) -> Result<(IoUring, bool),
 /// A ring for NVMe commands, of which each operation may take so many. There is one kind: fixed buffers of commands came with
 /// the same kernel as what else it has.
 fn wide(depth: u32, commands: u32) -> io::Result<WideRing> {
-    let entries = 2 * depth.saturating_mul(commands).next_power_of_two();
+    // Room for all commands of all operations: what the kernel does not take for a moment waits in the queue.
+    let entries = depth.saturating_mul(commands).min(ENTRIES_MAX);
     let mut builder = WideRing::builder();
     builder
         .setup_single_issuer()
         .setup_defer_taskrun()
         .setup_taskrun_flag()
         .setup_submit_all()
-        .setup_cqsize(entries.min(COMPLETIONS_MAX));
-    builder.build(depth)
+        .setup_cqsize(2 * entries.next_power_of_two());
+    builder.build(entries)
 }
 
 /// A ring of the first kind that the kernel takes, and which one that is.

@@ -17,7 +17,7 @@
 //! Whatever takes longer than [`INTRODUCE_MS`] in all is given up.
 
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -56,8 +56,8 @@ struct Making {
     /// This node's core.
     core: u16,
     peer: PeerCore,
-    /// Of one that this node asks for: which, and its proof.
-    lane: Option<Lane>,
+    /// Of one that this node asks for: which, where it goes, and its proof.
+    lane: Option<(Lane, IpAddr)>,
     asker: Option<Asker>,
     /// This node's end, once the core has made it.
     id: Option<ConnectionId>,
@@ -77,8 +77,8 @@ struct Inviting {
 struct Made {
     core: u16,
     id: ConnectionId,
-    /// Of one that this node asks on.
-    lane: Option<Lane>,
+    /// Of one that this node asks on: which, and where it goes.
+    lane: Option<(Lane, IpAddr)>,
     since: Time,
 }
 
@@ -118,8 +118,8 @@ pub(crate) struct Control<C> {
     refused_at: Option<Time>,
 }
 
-/// A core's first, second, ... connection to another.
-type Lane = (u16, PeerCore, usize);
+/// One of a core's connections to another: beside those by these devices.
+type Lane = (u16, PeerCore, Vec<String>);
 
 /// Events that are taken before everything else has its turn.
 const EVENTS_A_TURN: usize = 256;
@@ -351,17 +351,21 @@ impl<C: Connector> Control<C> {
             return;
         };
         let node = self.shared.seat(core).and_then(|seat| seat.node);
+        let others = self.made.values().filter_map(|made| made.lane.as_ref());
+        let others = others.filter(|((by, other, _), _)| (*by, *other) == (core, to));
+        let taken = others.map(|(_, at)| *at).collect();
         let whose = Whose {
             core,
             node,
             without,
+            taken,
         };
         let begun = invited.and_then(|(session, offer)| {
             if self.attempts.len() >= ATTEMPTS_MAX {
                 self.attempts.pop_first();
             }
-            let lane = (core, to, whose.without.len());
-            let attempt = self.attempts.entry(lane).or_default();
+            let lane = (core, to, whose.without.clone());
+            let attempt = self.attempts.entry(lane.clone()).or_default();
             let (from, at) = way(&self.shared.rails_up(), &offer.at, &whose, *attempt)
                 .ok_or("it has no address by RDMA of a family that this node has")?;
             *attempt += 1;
@@ -369,7 +373,7 @@ impl<C: Connector> Control<C> {
                 .cm
                 .resolve_address(from, at, RESOLVE)
                 .map_err(|error| format!("{from} to {}: {error}", at.ip()))?;
-            Ok((by, lane, Asker::new(session, offer.ticket, ends)))
+            Ok((by, (lane, at.ip()), Asker::new(session, offer.ticket, ends)))
         });
         match begun {
             Ok((by, lane, asker)) => {
@@ -656,9 +660,9 @@ impl<C: Connector> Control<C> {
     /// A connection is gone. One that held is made the same way again: it was idle, or what broke it was not its way.
     fn held(&mut self, made: &Made) {
         let now = self.shared.clock.now();
-        if let Some(lane) = made.lane
+        if let Some((lane, _)) = &made.lane
             && now.since(made.since) >= Duration::from_secs(HELD_S)
-            && let Some(attempts) = self.attempts.get_mut(&lane)
+            && let Some(attempts) = self.attempts.get_mut(lane)
         {
             *attempts = attempts.saturating_sub(1);
         }

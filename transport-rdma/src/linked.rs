@@ -66,6 +66,8 @@ pub(crate) trait Connections: Transport {
     fn record(&mut self, id: ConnectionId, record: Arc<LinkRecord>);
     fn lose(&mut self, device: &str);
     fn reaches(&self, to: PeerCore) -> bool;
+    fn lanes(&self, to: PeerCore) -> usize;
+    fn has_room(&self, device: &str) -> bool;
     fn devices_to(&self, to: PeerCore) -> Vec<String>;
     fn under_way_bytes(&self, to: PeerCore) -> u64;
     fn take_ended(&mut self) -> Vec<(ConnectionId, String)>;
@@ -111,6 +113,14 @@ impl Connections for RdmaTransport {
 
     fn reaches(&self, to: PeerCore) -> bool {
         RdmaTransport::reaches(self, to)
+    }
+
+    fn lanes(&self, to: PeerCore) -> usize {
+        RdmaTransport::lanes(self, to)
+    }
+
+    fn has_room(&self, device: &str) -> bool {
+        RdmaTransport::has_room(self, device)
     }
 
     fn devices_to(&self, to: PeerCore) -> Vec<String> {
@@ -215,7 +225,15 @@ impl<T: Connections> LinkedTransport<T> {
     fn arrived(&mut self, arrival: ToCore) {
         match arrival {
             ToCore::Offer { by, to, prepare } => {
-                let offered = self.transport.offer(&prepare);
+                let device = prepare.device();
+                // One of several does not take the place of another link's only one.
+                let offered = match self.transport.reaches(to) && !self.transport.has_room(device) {
+                    true => Err(VerbsError::Unusable {
+                        object: format!("RDMA device {device} on this core"),
+                        what: "it has no room for a link's second connection".into(),
+                    }),
+                    false => self.transport.offer(&prepare),
+                };
                 if let Ok((id, _)) = &offered {
                     self.know(*id, by, (to, None), true);
                 }
@@ -308,6 +326,10 @@ impl<T: Connections> LinkedTransport<T> {
         if self.transport.reaches(to) {
             tracing::debug!(peer = to.peer.0, "RDMA: no further connection: {}", no.why);
             let at = self.clock.now() + Duration::from_secs(STRIPE_PAUSE_S);
+            let now = self.clock.now();
+            if self.not_wider_before.len() >= FAILED_MAX {
+                self.not_wider_before.retain(|_, until| now < *until);
+            }
             self.not_wider_before.insert(to, at);
             self.wanted.remove(&to);
             return;
@@ -323,16 +345,16 @@ impl<T: Connections> LinkedTransport<T> {
 
     /// Wants a further connection of a link that is asked for much at once, if there is a rail without one.
     fn widen(&mut self, to: PeerCore, len_bytes: usize) {
+        // No connection at all is begun by `prepare`.
+        if !(1..self.rails).contains(&self.transport.lanes(to)) {
+            return;
+        }
         let asked_bytes = self.transport.under_way_bytes(to) + len_bytes as u64;
-        if self.rails < 2 || asked_bytes < STRIPE_BYTES || self.wanted.contains_key(&to) {
+        if asked_bytes < STRIPE_BYTES || self.wanted.contains_key(&to) {
             return;
         }
         let without = self.transport.devices_to(to);
         let now = self.clock.now();
-        // No connection at all is begun by `prepare`.
-        if without.is_empty() || without.len() >= self.rails {
-            return;
-        }
         match self.not_wider_before.get(&to) {
             Some(until) if now < *until => return,
             _ => _ = self.not_wider_before.remove(&to),
@@ -368,8 +390,10 @@ impl<T: Connections> LinkedTransport<T> {
             // Another may have taken its place, or be being made.
             let other = self.known.values();
             let is_other = |other: &Known| other.peer == known.peer && other.asks == known.asks;
-            if !other.into_iter().any(is_other) {
-                record.down(why);
+            match other.into_iter().any(is_other) {
+                false => record.down(why),
+                true if left == 0 => record.set(LinkState::Connecting),
+                true => {}
             }
             self.shared.tell(ToControl::Ended { by: known.by });
         }

@@ -26,6 +26,8 @@ struct Script {
     down: Option<String>,
     lost: Vec<String>,
     full: bool,
+    /// No place is free, but some could be made free.
+    crowded: bool,
 }
 
 impl Script {
@@ -97,8 +99,16 @@ impl Connections for Script {
         self.reached.contains(&to)
     }
 
+    fn lanes(&self, to: PeerCore) -> usize {
+        usize::from(self.reached.contains(&to))
+    }
+
+    fn has_room(&self, _: &str) -> bool {
+        !self.crowded
+    }
+
     fn devices_to(&self, _: PeerCore) -> Vec<String> {
-        Vec::new()
+        vec!["dev0".into()]
     }
 
     fn under_way_bytes(&self, _: PeerCore) -> u64 {
@@ -405,4 +415,87 @@ fn a_core_that_ends_gives_up_its_seat_and_its_connections() {
     let mut ended = ended(&heard);
     ended.sort_unstable();
     assert_eq!(ended, [CmId(10), CmId(11)]);
+}
+
+/// Asks for a MiB more than is under way.
+fn much(bench: &mut Bench, to: PeerCore) {
+    bench.linked.widen(to, 1 << 20);
+}
+
+#[test]
+fn a_link_that_is_asked_for_much_wants_one_connection_by_each_further_device() {
+    let mut bench = Bench::new();
+    bench.linked.rails = 2;
+    much(&mut bench, peer(2));
+    assert_eq!(bench.wants(), 0, "the first one is not its affair");
+    bench.asked(7, peer(2));
+    bench.linked.widen(peer(2), (1 << 20) - 1);
+    assert_eq!(bench.wants(), 0, "little is asked for");
+    much(&mut bench, peer(2));
+    much(&mut bench, peer(2));
+    let heard = bench.heard();
+    let [
+        ToControl::Want {
+            core: CORE,
+            without,
+            ..
+        },
+    ] = &heard[..]
+    else {
+        panic!("{} are wanted", heard.len());
+    };
+    assert_eq!(without, &["dev0"]);
+
+    // It cannot be made: the link stays as it is, and is not tried again for a while.
+    let why = NoOffer::from("no route".to_owned());
+    bench.told([ToCore::Unavailable { to: peer(2), why }]);
+    assert_eq!(bench.state(peer(2), true).0, LinkState::Up);
+    assert_eq!(bench.linked.prepare(peer(2)), Readiness::Ready);
+    much(&mut bench, peer(2));
+    assert_eq!(bench.wants(), 0);
+    bench.wait(Duration::from_secs(STRIPE_PAUSE_S));
+    much(&mut bench, peer(2));
+    assert_eq!(bench.wants(), 1);
+    // With one device there is nothing to want.
+    bench.linked.wanted.clear();
+    bench.linked.rails = 1;
+    much(&mut bench, peer(2));
+    assert_eq!(bench.wants(), 0);
+}
+
+#[test]
+fn a_links_second_connection_takes_no_others_place() {
+    let mut bench = Bench::new();
+    bench.asked(7, peer(2));
+    bench.linked.transport.crowded = true;
+    let offer = |by, to| ToCore::Offer {
+        by: CmId(by),
+        to,
+        prepare: PrepareStep::nothing("dev0"),
+    };
+    let heard = bench.told([offer(8, peer(2))]);
+    assert!(matches!(
+        heard[..],
+        [ToControl::Offered {
+            offered: Err(_),
+            ..
+        }]
+    ));
+    // A first one does.
+    let heard = bench.told([offer(9, peer(3))]);
+    assert!(matches!(
+        heard[..],
+        [ToControl::Offered { offered: Ok(_), .. }]
+    ));
+}
+
+#[test]
+fn a_link_whose_connection_ends_while_another_is_made_is_not_up() {
+    let mut bench = Bench::new();
+    let id = bench.asked(7, peer(2));
+    let (by, to, prepare) = (CmId(8), peer(2), PrepareStep::nothing("dev1"));
+    bench.told([ToCore::Offer { by, to, prepare }]);
+    bench.linked.transport.ended.push((id, "it broke".into()));
+    bench.told([]);
+    assert_eq!(bench.state(peer(2), true).0, LinkState::Connecting);
 }

@@ -234,6 +234,11 @@ impl RdmaTransport {
         self.by_peer.contains_key(&to)
     }
 
+    /// Connections by which requests to a peer's core go now.
+    pub fn lanes(&self, to: PeerCore) -> usize {
+        self.by_peer.get(&to).map_or(0, Vec::len)
+    }
+
     /// Devices by which requests to a peer's core go now.
     pub fn devices_to(&self, to: PeerCore) -> Vec<String> {
         let lanes = self.by_peer.get(&to).into_iter().flatten();
@@ -335,7 +340,17 @@ impl RdmaTransport {
         }
     }
 
-    /// Ends the connection by a rail that has asked nothing for the longest time.
+    /// Whether a device takes one more connection without another having to go.
+    pub fn has_room(&self, device: &str) -> bool {
+        let Some(at) = self.rails.position(device) else {
+            return false;
+        };
+        let here = self.connections.values().filter(|other| other.rail == at);
+        let count = here.count();
+        (self.rails.usable(at)).is_some_and(|rail| count < rail.connections_max)
+    }
+
+    /// Ends the connection by a rail that has carried nothing for the longest time, whoever asks on it.
     fn make_room(&mut self, rail: usize) {
         self.now = self.clock.now();
         let long_ago = |connection: &Connection| {
@@ -344,7 +359,7 @@ impl RdmaTransport {
         };
         let oldest = self.connections.iter().filter(|(_, connection)| {
             connection.rail == rail
-                && matches!(connection.side, Side::Asking(_))
+                && !matches!(connection.side, Side::Offered)
                 && !connection.wire.has_failed()
                 && long_ago(connection)
         });

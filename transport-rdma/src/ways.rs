@@ -13,6 +13,8 @@ pub(crate) struct Whose {
     pub node: Option<u32>,
     /// Devices by which it has one already.
     pub without: Vec<String>,
+    /// Addresses of the peer that those go to.
+    pub taken: Vec<IpAddr>,
 }
 
 /// The pair of addresses of attempt `attempt`: every pair of one family in turn, beginning with another one for each core;
@@ -28,33 +30,53 @@ pub(crate) fn way(
         // Unknown is as good as near: it must not keep cores from a rail.
         _ => true,
     };
-    let all = pairs(rails, at);
-    let free = all.into_iter();
-    let free = free.filter(|(rail, _)| !whose.without.contains(&rail.device));
-    let (mut near, mut far): (Vec<_>, Vec<_>) = free.partition(|(rail, _)| is_near(rail));
-    // Rails of one fabric are often told in the same order at both ends: further connections keep to that.
+    let free = pairs(rails, at).into_iter();
+    let free = free.filter(|pair| !whose.without.contains(&pair.rail.device));
+    let mut free: Vec<Pair<'_>> = free.collect();
+    // Stable: among equals those first that have the same place at both ends.
+    free.sort_by_key(|pair| {
+        let is_taken = whose.taken.contains(&pair.at.ip());
+        (is_taken, !is_near(pair.rail), !pair.is_straight)
+    });
     if whose.without.is_empty() {
-        for some in [&mut near, &mut far] {
-            let first = usize::from(whose.core).checked_rem(some.len());
-            some.rotate_left(first.unwrap_or(0));
+        // Cores spread over what is as good as the first.
+        let best = free
+            .first()
+            .map(|first| (is_near(first.rail), first.is_straight));
+        let same = free
+            .iter()
+            .take_while(|pair| Some((is_near(pair.rail), pair.is_straight)) == best);
+        let count = same.count();
+        if count > 0 {
+            free[..count].rotate_left(usize::from(whose.core) % count);
         }
     }
-    near.append(&mut far);
-    let (rail, at) = near.get(attempt.checked_rem(near.len())?)?;
-    Some((rail.ip, *at))
+    let pair = free.get(attempt.checked_rem(free.len())?)?;
+    Some((pair.rail.ip, pair.at))
 }
 
-/// All pairs of one family, those first that have the same place at both ends.
-fn pairs<'a>(rails: &'a [Rail], at: &[SocketAddr]) -> Vec<(&'a Rail, SocketAddr)> {
+struct Pair<'a> {
+    rail: &'a Rail,
+    at: SocketAddr,
+    /// Both ends have it at the same place of their lists: rails of one fabric are often told in the same order.
+    is_straight: bool,
+}
+
+/// All pairs of one family.
+fn pairs<'a>(rails: &'a [Rail], at: &[SocketAddr]) -> Vec<Pair<'a>> {
     let (from, to) = (rails.len(), at.len());
     if from == 0 || to == 0 {
         return Vec::new();
     }
     // After so many both lists begin anew together, and the second is shifted by one.
     let round = from / gcd(from, to) * to;
-    let pairs = (0..from * to).map(|n| (&rails[n % from], at[(n + n / round) % to]));
+    let pairs = (0..from * to).map(|n| Pair {
+        rail: &rails[n % from],
+        at: at[(n + n / round) % to],
+        is_straight: n < round,
+    });
     pairs
-        .filter(|(from, to)| from.ip.is_ipv4() == to.is_ipv4())
+        .filter(|pair| pair.rail.ip.is_ipv4() == pair.at.is_ipv4())
         .collect()
 }
 
@@ -142,16 +164,33 @@ mod tests {
         assert_eq!(starts.len(), 4);
     }
 
+    /// Both connections of a core with two rails to a peer with two, when all can be made.
     #[test]
-    fn a_second_connection_keeps_to_the_order_of_both_ends() {
+    fn a_second_connection_goes_to_another_port_of_the_peer() {
         let rails = [rail("a", 1), rail("b", 2)];
-        for core in 0..3 {
+        let peer = [at(1), at(2)];
+        for core in 0..5 {
+            let (from, to) = way(&rails, &peer, &of(core), 0).unwrap();
+            let first = rails.iter().find(|rail| rail.ip == from).unwrap();
+            assert_eq!(
+                to.ip().to_string(),
+                format!("10.0.1.{}", if first.device == "a" { 1 } else { 2 })
+            );
             let whose = Whose {
-                without: vec!["a".into()],
+                without: vec![first.device.clone()],
+                taken: vec![to.ip()],
                 ..of(core)
             };
-            let (from, to) = way(&rails, &[at(1), at(2)], &whose, 0).unwrap();
-            assert_eq!((from, to), (rails[1].ip, at(2)));
+            let (second, other) = way(&rails, &peer, &whose, 0).unwrap();
+            assert_ne!((second, other), (from, to));
+            assert!(second != from && other != to, "core {core}");
+            // Whichever of them breaks and is made anew.
+            let whose = Whose {
+                without: vec![if first.device == "a" { "b" } else { "a" }.into()],
+                taken: vec![other.ip()],
+                ..of(core)
+            };
+            assert_eq!(way(&rails, &peer, &whose, 0), Some((from, to)));
         }
     }
 
