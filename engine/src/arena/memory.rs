@@ -66,7 +66,14 @@ const _: () =
 #[derive(Debug)]
 pub(super) struct Slab {
     map: MmapRaw,
+    /// Where the first frame begins, in bytes from the mapping's beginning: at a huge page's boundary.
+    start: usize,
+    /// Bytes of all frames.
+    len: usize,
 }
+
+/// Frames begin at such an address, so that huge pages fit, and user-space drivers take the memory.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Keeps the memory of one arena mapped, whatever becomes of the arena and its buffers: for devices that reach it by
 /// its addresses. Gives no way to the bytes themselves. Clones are the same.
@@ -76,12 +83,12 @@ pub struct Mapping(Arc<Slab>);
 impl Mapping {
     /// Its first byte, for naming places to devices. The bytes belong to leases and frozen buffers.
     pub fn as_ptr(&self) -> *mut u8 {
-        self.0.map.as_mut_ptr()
+        self.0.map.as_mut_ptr().wrapping_add(self.0.start)
     }
 
     /// Its length in bytes.
     pub fn len_bytes(&self) -> usize {
-        self.0.map.len()
+        self.0.len
     }
 }
 
@@ -94,10 +101,15 @@ impl Slab {
         let len = chunks
             .checked_mul(CHUNK_BYTES)
             .ok_or(io::ErrorKind::OutOfMemory)?;
-        let map = MmapOptions::new().len(len).map_anon()?;
+        // What is mapped and never touched takes no memory.
+        let mapped = len.checked_add(HUGE_PAGE_BYTES);
+        let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = MmapOptions::new().len(mapped).map_anon()?;
         // Huge pages save TLB misses in every copy; without them everything works as well.
         let _ = map.advise(memmap2::Advice::HugePage);
         let slab = Arc::new(Slab {
+            start: map.as_ptr().addr().next_multiple_of(HUGE_PAGE_BYTES) - map.as_ptr().addr(),
+            len,
             map: MmapRaw::from(map),
         });
         let frames = (0..chunks).map(|n| Frame {
@@ -129,10 +141,15 @@ impl Frame {
     }
 
     pub(super) fn bytes(&self) -> &[u8] {
-        // SAFETY: the offset lies within the mapping, since `Slab::frames` starts frames at
-        // multiples of CHUNK_BYTES below the mapping's length, `split` and `join` stay inside
-        // their operands, and the mapping is never shrunk. So the result is inside one allocation.
-        let start = unsafe { self.slab.map.as_mut_ptr().add(self.offset) };
+        // SAFETY: the offset lies within the mapping, since `Slab::frames` starts frames at multiples of CHUNK_BYTES below
+        // `len`, maps at least `start` bytes more than that, `split` and `join` stay inside their operands,
+        // and the mapping is never shrunk. So the result is inside one allocation.
+        let start = unsafe {
+            self.slab
+                .map
+                .as_mut_ptr()
+                .add(self.slab.start + self.offset)
+        };
         // SAFETY: `start` is valid for `class.bytes()` bytes by the argument above, and the bytes are
         // initialised (an anonymous mapping is zeroed). The `Arc` keeps the mapping alive for the
         // borrow of `self`. No `&mut` to these bytes exists meanwhile: only `bytes_mut` makes one,
@@ -142,7 +159,12 @@ impl Frame {
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
         // SAFETY: as in `bytes`: the offset lies within the mapping.
-        let start = unsafe { self.slab.map.as_mut_ptr().add(self.offset) };
+        let start = unsafe {
+            self.slab
+                .map
+                .as_mut_ptr()
+                .add(self.slab.start + self.offset)
+        };
         // SAFETY: valid, initialised and alive as in `bytes`. Unique: `&mut self` excludes every
         // other borrow through this frame, and no other frame covers these bytes.
         unsafe { std::slice::from_raw_parts_mut(start, self.class.bytes()) }

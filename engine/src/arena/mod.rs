@@ -480,6 +480,16 @@ mod tests {
     }
 
     #[test]
+    fn buffers_begin_where_huge_pages_do() {
+        for mib in [1, 2, 7] {
+            let arena = Arena::new(mib * MIB).unwrap();
+            assert_eq!(arena.addresses().start % (2 * MIB), 0);
+            assert_eq!(arena.addresses().len(), mib * MIB);
+            assert_eq!(arena.mapping().len_bytes(), mib * MIB);
+        }
+    }
+
+    #[test]
     fn a_mapping_outlives_its_arena_at_the_same_addresses() {
         let arena = Arena::new(2 * MIB).unwrap();
         let (mapping, addresses) = (arena.mapping(), arena.addresses());
