@@ -16,8 +16,9 @@ const RAISE: &str = "raise it: `ulimit -l unlimited`, LimitMEMLOCK=infinity (sys
                      /etc/security/limits.conf, PropagateResourceLimitsExcept=MEMLOCK (Slurm), or the capability IPC_LOCK \
                      (containers)";
 
-/// The limits of this process, which daemons started from here inherit; none is no limit.
-pub fn look(files: &Files, memory_bytes: u64, has_rdma: bool) -> Vec<Finding> {
+/// The limits of this process, which daemons started from here inherit; none is no limit. `rdma_devices` is how many a node
+/// would register its memory with.
+pub fn look(files: &Files, memory_bytes: u64, rdma_devices: usize) -> Vec<Finding> {
     let hard = getrlimit(Resource::Nofile).maximum;
     let locked = match is_free_to_lock(files) {
         true => None,
@@ -25,7 +26,7 @@ pub fn look(files: &Files, memory_bytes: u64, has_rdma: bool) -> Vec<Finding> {
     };
     vec![
         open_files(hard),
-        locked_memory(locked, memory_bytes, has_rdma),
+        locked_memory(locked, memory_bytes, rdma_devices),
     ]
 }
 
@@ -53,13 +54,18 @@ fn open_files(hard: Option<u64>) -> Finding {
     }
 }
 
-fn locked_memory(limit: Option<u64>, memory_bytes: u64, has_rdma: bool) -> Finding {
+fn locked_memory(limit: Option<u64>, memory_bytes: u64, rdma_devices: usize) -> Finding {
     const OBJECT: &str = "locked memory";
     let Some(limit) = limit else {
         return Finding::ok(AREA, OBJECT, "no limit");
     };
-    let found = format!("{} for --memory {}", Bytes(limit), Bytes(memory_bytes));
-    match (limit >= memory_bytes, has_rdma) {
+    let mut found = format!("{} for --memory {}", Bytes(limit), Bytes(memory_bytes));
+    if rdma_devices > 1 {
+        found += &format!(", which counts for each of {rdma_devices} RDMA devices");
+    }
+    // The kernel counts the same pages once for each device.
+    let needed_bytes = memory_bytes.saturating_mul(rdma_devices.max(1) as u64);
+    match (limit >= needed_bytes, rdma_devices > 0) {
         (true, _) => Finding::ok(AREA, OBJECT, found),
         (false, true) => Finding::problem(
             AREA,
@@ -90,11 +96,19 @@ mod tests {
         assert_eq!(open_files(Some(1024)).verdict, Verdict::Warning);
         assert_eq!(open_files(Some(1 << 20)).verdict, Verdict::Ok);
         assert_eq!(open_files(None).verdict, Verdict::Ok);
-        let locked = |limit, rdma| locked_memory(limit, 1 << 30, rdma).verdict;
+        let locked = |limit, rdma| locked_memory(limit, 1 << 30, usize::from(rdma)).verdict;
         assert_eq!(locked(Some(8 << 20), false), Verdict::Warning);
         assert_eq!(locked(Some(8 << 20), true), Verdict::Problem);
         assert_eq!(locked(Some(1 << 30), true), Verdict::Ok);
         assert_eq!(locked(None, true), Verdict::Ok);
+        // Each device counts the same memory.
+        let found = locked_memory(Some(1 << 30), 1 << 30, 2);
+        assert_eq!(found.verdict, Verdict::Problem);
+        assert!(found.found.contains("each of 2"), "{}", found.found);
+        assert_eq!(
+            locked_memory(Some(2 << 30), 1 << 30, 2).verdict,
+            Verdict::Ok
+        );
     }
 
     #[test]

@@ -37,9 +37,12 @@ pub struct Question {
 pub fn examine(question: &Question) -> Vec<Finding> {
     let files = Files::of_this_machine();
     let rdma = rdma::look(&files, &question.rdma, &question.networks);
-    let has_rdma = rdma.has_devices;
+    let devices = match rdma.has_devices {
+        true => rdma.rails.max(1),
+        false => 0,
+    };
     let mut findings = kernel::look(&files);
-    findings.extend(limits::look(&files, question.memory_bytes, has_rdma));
+    findings.extend(limits::look(&files, question.memory_bytes, devices));
     findings.extend(memory::look(&files));
     findings.extend(rdma.findings);
     findings

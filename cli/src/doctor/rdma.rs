@@ -1,11 +1,13 @@
 //! RDMA: the library, devices, ports, GIDs and MTU, and which ports `--group-ip` comes to.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 use forebay_membership::local::Network;
 use forebay_transport_rdma::inventory::{
     DeviceSeen, GroupAddress, Inventory, NoRail, PortSeen, Wanted, rail,
 };
-use forebay_transport_rdma::{GidKind, LinkLayer, Verbs};
+use forebay_transport_rdma::{Cm, GidKind, LinkLayer, Verbs};
 
 use super::finding::Finding;
 use super::machine::Files;
@@ -22,6 +24,8 @@ pub struct Rdma {
     pub findings: Vec<Finding>,
     /// Whether there is anything to speak RDMA with.
     pub has_devices: bool,
+    /// Devices that the addresses of `--group-ip` come to.
+    pub rails: usize,
 }
 
 /// Asks the library for its devices.
@@ -47,6 +51,7 @@ pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Rdma {
             return Rdma {
                 findings: wrong.into_iter().chain([devices]).collect(),
                 has_devices: false,
+                rails: 0,
             };
         }
     };
@@ -54,13 +59,18 @@ pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Rdma {
     let by_kernel = files.names("/sys/class/infiniband");
     let has_devices = !inventory.devices.is_empty() || !by_kernel.is_empty();
     let mut findings: Vec<Finding> = wrong.into_iter().collect();
-    findings.push(libraries(library, &inventory, &by_kernel));
+    let connections = Cm::load().map_err(|error| error.to_string());
+    findings.push(libraries(library, connections, &inventory, &by_kernel));
     if has_devices {
         findings.push(connection_manager(files));
     }
     for device in &inventory.devices {
         findings.extend(of_device(files, device));
     }
+    let found = group
+        .iter()
+        .filter_map(|address| rail(&inventory, wanted, address).ok());
+    let devices: BTreeSet<String> = found.map(|rail| rail.device).collect();
     if !inventory.devices.is_empty() {
         findings.extend(
             group
@@ -78,12 +88,18 @@ pub fn look(files: &Files, wanted: &Wanted, networks: &[Network]) -> Rdma {
     Rdma {
         findings,
         has_devices,
+        rails: devices.len(),
     }
 }
 
-fn libraries(library: Result<(), String>, inventory: &Inventory, by_kernel: &[String]) -> Finding {
+fn libraries(
+    library: Result<(), String>,
+    connections: Result<(), String>,
+    inventory: &Inventory,
+    by_kernel: &[String],
+) -> Finding {
     const OBJECT: &str = "library and devices";
-    let advice = "install rdma-core's libraries (Debian: libibverbs1, ibverbs-providers; others: libibverbs, rdma-core)";
+    let advice = "install rdma-core's libraries (Debian: libibverbs1, librdmacm1, ibverbs-providers; others: libibverbs, librdmacm, rdma-core)";
     match (library, inventory.devices.len(), by_kernel.len()) {
         (Err(_), _, 0) => Finding::absent(
             AREA,
@@ -107,7 +123,19 @@ fn libraries(library: Result<(), String>, inventory: &Inventory, by_kernel: &[St
             "install the device's provider (ibverbs-providers), `modprobe ib_uverbs`, and give this user or container \
              /dev/infiniband",
         ),
-        (Ok(()), count, _) => Finding::ok(AREA, OBJECT, format!("libibverbs, {count} devices")),
+        (Ok(()), count, _) => match connections {
+            Ok(()) => Finding::ok(
+                AREA,
+                OBJECT,
+                format!("libibverbs, librdmacm, {count} devices"),
+            ),
+            Err(why) => Finding::problem(
+                AREA,
+                OBJECT,
+                format!("{count} devices, but connections cannot be made: {why}"),
+                advice,
+            ),
+        },
     }
 }
 
@@ -340,11 +368,28 @@ mod tests {
     fn a_device_without_its_library_is_a_problem_and_no_device_is_none() {
         let none = Inventory::default();
         let missing = || Err(String::from("not there"));
-        assert_eq!(libraries(missing(), &none, &[]).verdict, Verdict::Absent);
-        assert_eq!(libraries(Ok(()), &none, &[]).verdict, Verdict::Absent);
+        assert_eq!(
+            libraries(missing(), missing(), &none, &[]).verdict,
+            Verdict::Absent
+        );
+        assert_eq!(
+            libraries(Ok(()), Ok(()), &none, &[]).verdict,
+            Verdict::Absent
+        );
+        let device = Inventory {
+            devices: vec![DeviceSeen {
+                name: "mlx5_0".into(),
+                ports: Ok(Vec::new()),
+            }],
+        };
+        let told = libraries(Ok(()), missing(), &device, &[]);
+        assert_eq!(told.verdict, Verdict::Problem);
+        assert!(told.advice.unwrap().contains("librdmacm1"));
+        let told = libraries(Ok(()), Ok(()), &device, &[]);
+        assert_eq!(told.verdict, Verdict::Ok);
         let seen = ["mlx5_0".to_owned()];
         for library in [missing(), Ok(())] {
-            let told = libraries(library, &none, &seen);
+            let told = libraries(library, Ok(()), &none, &seen);
             assert_eq!(told.verdict, Verdict::Problem);
             assert!(told.advice.unwrap().contains("ibverbs-providers"));
         }

@@ -118,7 +118,15 @@ fn rails(plan: &GroupPlan) -> Result<Vec<Rail>, String> {
         }
     }
     match (rails.is_empty(), why) {
-        (false, _) => Ok(rails),
+        (false, why) => {
+            if let Some(no) = why {
+                tracing::warn!(
+                    "RDMA by {} of this node's addresses only: {no}",
+                    rails.len()
+                );
+            }
+            Ok(rails)
+        }
         (true, Some(no)) => Err(no.to_string()),
         (true, None) => Err("this machine has no address but loopback".into()),
     }

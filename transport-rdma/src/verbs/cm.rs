@@ -101,6 +101,14 @@ pub struct Cm {
 unsafe impl Send for Cm {}
 
 impl Cm {
+    /// Loads the library, and no more.
+    ///
+    /// # Errors
+    /// [`VerbsError::Load`] without it.
+    pub fn load() -> Result<(), VerbsError> {
+        CmLibrary::get().map(|_| ())
+    }
+
     /// Loads the library at the first call, and opens a channel for events that never blocks.
     ///
     /// # Errors
