@@ -347,7 +347,8 @@ impl RdmaTransport {
         };
         let here = self.connections.values().filter(|other| other.rail == at);
         let count = here.count();
-        (self.rails.usable(at)).is_some_and(|rail| count < rail.connections_max)
+        // One that is closed is opened again for who wants it.
+        (self.rails.usable(at)).is_none_or(|rail| count < rail.connections_max)
     }
 
     /// Ends the connection by a rail that has carried nothing for the longest time, whoever asks on it.

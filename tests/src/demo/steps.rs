@@ -151,7 +151,7 @@ impl Demo<'_> {
         let claim = self.claim("read from S3 while all was compared", 0, mark, group)?;
         table.claims.push(claim);
         if let Some(before) = before {
-            let bytes = group.over_rdma()?.bytes - before.bytes;
+            let bytes = group.over_rdma()?.bytes.saturating_sub(before.bytes);
             let told = format!("{} bytes of those came over RDMA", grouped(bytes));
             // On a busy machine a queue pair may break: that is TCP's turn for ten seconds.
             ensure!(bytes > self.total() / 2, "only {told}");
