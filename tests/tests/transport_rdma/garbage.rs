@@ -131,6 +131,9 @@ fn a_peer_that_sends_garbage_loses_its_connection_and_nobody_else_does() {
     for (n, (what, messages)) in questions().into_iter().enumerate() {
         let from = PeerId(100 + n as u64);
         let raw = Raw::asking(&device, &mut meeting, from, server, PEERS[1]);
+        // What is a request is taken for one: it is the garbage that ends the connection.
+        raw.send(&request(1 << 40, BLOCK_BYTES as u32, BLOCK_BYTES as u32));
+        asked(next(server, None));
         assert_eq!(server.connections(), 2);
         for message in &messages {
             raw.send(message);
@@ -225,6 +228,16 @@ fn answers_that_are_none_end_the_connection_and_give_the_lease_back() {
     let raw = Raw::asked(&device, &mut meeting, &mut asker, PEERS[0], PEERS[1]);
     raw.send(&answer(1, FetchStatus::Busy, 0, 0));
     until_left(&mut asker, 0, "an answer to no request");
+    // What is an answer is believed, and the connection stays: it is the garbage that ends the others.
+    let raw = Raw::asked(&device, &mut meeting, &mut asker, PEERS[0], PEERS[1]);
+    let lease = arena.lease(BLOCK_BYTES, Share::Demand).unwrap();
+    asker.submit(fetch(lease, 99)).unwrap();
+    let message = raw.receive(|| assert!(asker.poll().is_none()));
+    let head = message.first_chunk::<REQUEST_BYTES>().expect("a request");
+    let tag = Request::decode(head).expect("a request").tag;
+    raw.send(&answer(tag, FetchStatus::Busy, 0, 0));
+    assert_eq!(result(next(&mut asker, None)), Ok(FetchStatus::Busy));
+    assert_eq!(asker.connections(), 1);
     arena.reclaim();
     assert_eq!(arena.free_bytes(), arena.capacity_bytes());
 }
