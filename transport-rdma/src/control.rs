@@ -129,15 +129,7 @@ const ATTEMPTS_MAX: usize = 4_096;
 
 impl<C: Connector> Control<C> {
     pub fn new(cm: C, shared: Arc<Shared>, invite: Invite, serves: bool) -> Self {
-        let mut listening: Vec<Listening> = Vec::new();
-        for rail in &shared.rails {
-            listening.push(Listening {
-                at: SocketAddr::new(rail.ip, 0),
-                now: None,
-                told: None,
-            });
-        }
-        Control {
+        let mut control = Control {
             cm,
             shared,
             invite,
@@ -145,11 +137,27 @@ impl<C: Connector> Control<C> {
             making: BTreeMap::new(),
             made: BTreeMap::new(),
             attempts: BTreeMap::new(),
-            listening,
+            listening: Vec::new(),
             listen_at: Time(0),
             serves,
             refused_at: None,
+        };
+        control.take_rails();
+        control
+    }
+
+    /// Addresses that are to be listened at.
+    fn take_rails(&mut self) {
+        for rail in self.shared.rails() {
+            if !self.listening.iter().any(|one| one.at.ip() == rail.ip) {
+                self.listening.push(Listening {
+                    at: SocketAddr::new(rail.ip, 0),
+                    now: None,
+                    told: None,
+                });
+            }
         }
+        self.listen_at = Time(0);
     }
 
     /// Until it is told to stop.
@@ -185,6 +193,7 @@ impl<C: Connector> Control<C> {
         }
         self.sweep();
         self.listen();
+        self.shared.write_due();
         Turn::Over
     }
 
@@ -221,7 +230,7 @@ impl<C: Connector> Control<C> {
         let ends = self.making.values().map(|making| making.until);
         let ends = ends.chain(self.inviting.values().map(|inviting| inviting.until));
         let listen = (self.listening.iter().any(|one| one.now.is_none())).then_some(self.listen_at);
-        let until = ends.chain(listen).min();
+        let until = ends.chain(listen).chain(self.shared.due_at()).min();
         let timeout = until.map(|until| {
             let span = until.since(now);
             Timespec {
@@ -283,6 +292,7 @@ impl<C: Connector> Control<C> {
     fn told(&mut self, told: ToControl) {
         match told {
             ToControl::Stop => {}
+            ToControl::Rails => self.take_rails(),
             ToControl::Want { core, to, without } => self.want(core, to, without),
             ToControl::Invited { ends, invited } => self.invited(ends, invited),
             ToControl::Offered { core, by, offered } => self.offered(core, by, offered),
@@ -619,7 +629,7 @@ impl<C: Connector> Control<C> {
 
     /// How to connect by a device, with packets marked as its rail wants.
     fn connect_steps(&mut self, by: CmId, device: &str) -> Result<ConnectSteps, VerbsError> {
-        let rail = self.shared.rails.iter().find(|rail| rail.device == device);
+        let rail = self.shared.rail_of(device);
         let marking = rail.map(|rail| rail.marking).unwrap_or_default();
         Ok(self.cm.connect_steps(by)?.marked(marking))
     }

@@ -181,6 +181,8 @@ impl Bench {
                 device: "dev0".into(),
                 port: 1,
                 gid_index: 1,
+                gid: None,
+                forces_gid: false,
                 ip: [10, 0, 0, 1].into(),
                 node: None,
                 marking: Default::default(),
@@ -450,6 +452,24 @@ fn strangers_are_rejected_before_any_core_hears_of_them() {
     let event = requested(&bench, 201, right);
     assert!(bench.turn([], [event]).is_empty());
     assert_eq!(bench.control.cm.private, [Refused::Ticket.code()]);
+}
+
+#[test]
+fn an_address_that_is_found_later_is_listened_at() {
+    let mut bench = Bench::new();
+    let mut second = bench.shared().rails();
+    second[0].device = "dev1".into();
+    second[0].ip = [10, 0, 1, 1].into();
+    bench.shared().add_rails(&second);
+    bench.turn([], []);
+    let at: Vec<String> = bench
+        .shared()
+        .listening
+        .lock()
+        .iter()
+        .map(|at| at.ip().to_string())
+        .collect();
+    assert_eq!(at, ["10.0.0.1", "10.0.1.1"]);
 }
 
 #[test]

@@ -1,17 +1,16 @@
 //! A member's RDMA: its rails, the thread that makes connections, and the way from one to the other.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 
 use crossbeam_queue::SegQueue;
 use forebay_engine::arena::Arena;
-use forebay_engine::ports::{Clock, PeerCore, PeerId};
+use forebay_engine::ports::{Clock, PeerCore, PeerId, Time};
 use forebay_engine::ring::Doorbell;
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::rand::{GetRandomFlags, getrandom};
 
@@ -22,8 +21,9 @@ use crate::limits::TICKET_BYTES;
 use crate::linked::LinkedTransport;
 use crate::links::{LinkStatus, Links};
 use crate::numa;
+use crate::ports::{Line, Ports};
 use crate::rails::PortNews;
-use crate::seat::{Seat, ToControl};
+use crate::seat::{Seat, ToControl, ToCore};
 use crate::{Cm, RailConfig, Verbs, VerbsError};
 
 /// Asks the member of `Ends::acceptor` over TCP for an [`Offer`], and tells what came of it. Does not wait.
@@ -73,7 +73,7 @@ impl Told {
 pub struct EndpointConfig {
     /// Who this node is.
     pub me: PeerId,
-    /// Its ways to peers; at least one.
+    /// Its ways to peers; more may come later ([`Endpoint::add_rails`]).
     pub rails: Vec<Rail>,
     /// Whether others may ask this node: not of one that only takes.
     pub serves: bool,
@@ -86,15 +86,15 @@ pub struct EndpointConfig {
 /// What the thread, the cores and the endpoint know together.
 pub(crate) struct Shared {
     pub me: PeerId,
-    pub rails: Vec<Rail>,
+    rails: RwLock<Vec<Rail>>,
     pub credit_bytes: u32,
     pub clock: Box<dyn Clock + Send + Sync>,
     pub tickets: Mutex<Tickets>,
     pub links: Links,
     /// Where rails are listened at now.
     pub listening: Mutex<Vec<SocketAddr>>,
-    /// Devices whose port reaches no peer now, and why.
-    down: Mutex<BTreeMap<String, String>>,
+    /// How the ports of devices are.
+    ports: Mutex<Ports>,
     seats: Mutex<Vec<Option<Arc<Seat>>>>,
     told: SegQueue<ToControl>,
     wake: rustix::fd::OwnedFd,
@@ -107,13 +107,13 @@ impl Shared {
     ) -> io::Result<Shared> {
         Ok(Shared {
             me: config.me,
-            rails: config.rails,
+            rails: RwLock::new(config.rails),
             credit_bytes: config.credit_bytes,
             clock: Box::new(clock),
             tickets: Mutex::new(Tickets::new()),
             links: Links::default(),
             listening: Mutex::default(),
-            down: Mutex::default(),
+            ports: Mutex::default(),
             seats: Mutex::new((0..config.cores).map(|_| None).collect()),
             told: SegQueue::new(),
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
@@ -122,6 +122,11 @@ impl Shared {
 
     pub fn tell(&self, what: ToControl) {
         self.told.push(what);
+        self.rouse();
+    }
+
+    /// Lets the thread look at everything.
+    fn rouse(&self) {
         // The counter is drained at each wake-up, so it never comes near its limit.
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
@@ -134,32 +139,72 @@ impl Shared {
         &self.wake
     }
 
-    /// What became of a device's port. Each core tells of it; people are told once.
+    /// What became of a device's port. Each core tells of it; people are told once, and not too often.
     pub fn port(&self, device: &str, news: PortNews) {
-        let mut known = self.down.lock();
-        match news {
-            PortNews::Down(why) => {
-                if known.insert(device.to_owned(), why.clone()).is_none() {
-                    tracing::warn!(
-                        "RDMA device {device}: {why}; links that went by it take TCP until then"
-                    );
-                }
-            }
-            PortNews::Up => {
-                if known.remove(device).is_some() {
-                    tracing::info!("RDMA device {device}: its port is up again");
-                }
-            }
-            PortNews::Closed => _ = known.remove(device),
+        let mut ports = self.ports.lock();
+        match ports.changed(device, news, self.clock.now()) {
+            Some(line) => line.write(),
+            // The thread writes what is due later.
+            None if ports.due_at().is_some() => self.rouse(),
+            None => {}
         }
+    }
+
+    /// Tells of ports what was not told at once.
+    pub fn write_due(&self) {
+        let due = self.ports.lock().due(self.clock.now());
+        due.iter().for_each(Line::write);
+    }
+
+    /// When that is due.
+    pub fn due_at(&self) -> Option<Time> {
+        self.ports.lock().due_at()
+    }
+
+    /// All rails, up or not.
+    pub fn rails(&self) -> Vec<Rail> {
+        self.rails.read().clone()
     }
 
     /// Rails whose ports reach peers, as far as is known.
     pub fn rails_up(&self) -> Vec<Rail> {
-        let down = self.down.lock();
-        let rails = self.rails.iter();
-        let up = rails.filter(|rail| !down.contains_key(&rail.device));
-        up.cloned().collect()
+        let ports = self.ports.lock();
+        let mut rails = self.rails();
+        rails.retain(|rail| !ports.is_down(&rail.device));
+        rails
+    }
+
+    /// The rail by a device.
+    pub fn rail_of(&self, device: &str) -> Option<Rail> {
+        let rails = self.rails.read();
+        rails.iter().find(|rail| rail.device == device).cloned()
+    }
+
+    /// Takes rails that there were not before, or by another port; those.
+    pub fn add_rails(&self, found: &[Rail]) -> Vec<Rail> {
+        let mut rails = self.rails.write();
+        let mut new = Vec::new();
+        for rail in found {
+            match rails.iter_mut().find(|known| known.ip == rail.ip) {
+                Some(known) if (&known.device, known.port) == (&rail.device, rail.port) => continue,
+                Some(known) => *known = rail.clone(),
+                None => rails.push(rail.clone()),
+            }
+            new.push(rail.clone());
+        }
+        drop(rails);
+        if !new.is_empty() {
+            self.tell(ToControl::Rails);
+            for seat in self.seats() {
+                self.tell_devices(&seat);
+            }
+        }
+        new
+    }
+
+    /// Tells a core which devices there are.
+    fn tell_devices(&self, seat: &Seat) {
+        seat.tell(ToCore::Devices(devices(&self.rails.read())));
     }
 
     /// All seats that are taken.
@@ -198,8 +243,26 @@ pub struct Endpoint {
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("rails", &self.shared.rails)
+            .field("rails", &self.shared.rails())
             .finish_non_exhaustive()
+    }
+}
+
+/// An [`Endpoint`] that ends all the same when all others are gone.
+#[derive(Clone, Debug)]
+pub struct WeakEndpoint {
+    shared: Weak<Shared>,
+    thread: Weak<Thread>,
+}
+
+impl WeakEndpoint {
+    /// The endpoint, while there is one.
+    pub fn upgrade(&self) -> Option<Endpoint> {
+        let (shared, thread) = (self.shared.upgrade()?, self.thread.upgrade()?);
+        Some(Endpoint {
+            shared,
+            _thread: thread,
+        })
     }
 }
 
@@ -295,13 +358,29 @@ impl Endpoint {
             doorbell,
             clock,
         )?;
-        self.shared.take_seat(core, seat);
+        self.shared.take_seat(core, seat.clone());
+        // Rails may have been added since it looked.
+        self.shared.tell_devices(&seat);
         Ok(made)
     }
 
-    /// This member's rails.
-    pub fn rails(&self) -> &[Rail] {
-        &self.shared.rails
+    /// This member's rails, up or not.
+    pub fn rails(&self) -> Vec<Rail> {
+        self.shared.rails()
+    }
+
+    /// Takes rails that were found later: listens at their addresses, and lets every core open their devices. Those of them
+    /// that are new.
+    pub fn add_rails(&self, found: &[Rail]) -> Vec<Rail> {
+        self.shared.add_rails(found)
+    }
+
+    /// The same, without keeping it.
+    pub fn downgrade(&self) -> WeakEndpoint {
+        WeakEndpoint {
+            shared: Arc::downgrade(&self.shared),
+            thread: Arc::downgrade(&self._thread),
+        }
     }
 
     /// Addresses of rails that are listened at now.
@@ -311,9 +390,7 @@ impl Endpoint {
 
     /// Devices whose port reaches no peer now, and why.
     pub fn down(&self) -> Vec<String> {
-        let down = self.shared.down.lock();
-        let text = |(device, why): (&String, &String)| format!("{device}: {why}");
-        down.iter().map(text).collect()
+        self.shared.ports.lock().down()
     }
 
     /// Every connection between cores, and those that should be there.
@@ -332,11 +409,10 @@ pub(crate) fn devices(rails: &[Rail]) -> Vec<RailConfig> {
     let mut devices: Vec<RailConfig> = Vec::new();
     for rail in rails {
         if !devices.iter().any(|device| device.device == rail.device) {
-            devices.push(RailConfig::new(
-                rail.device.clone(),
-                rail.port,
-                rail.gid_index,
-            ));
+            devices.push(RailConfig {
+                gid: rail.gid,
+                ..RailConfig::new(rail.device.clone(), rail.port, rail.gid_index)
+            });
         }
     }
     devices
@@ -358,6 +434,8 @@ mod tests {
             device: device.into(),
             port: 1,
             gid_index: 3,
+            gid: None,
+            forces_gid: false,
             ip: IpAddr::from([10, 0, 0, last]),
             node: None,
             marking: Default::default(),

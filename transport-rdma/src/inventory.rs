@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use crate::numa;
-use crate::{GidEntry, GidKind, LinkLayer, PortInfo, Verbs, VerbsError};
+use crate::{Gid, GidEntry, GidKind, LinkLayer, PortInfo, Verbs, VerbsError};
 
 /// Entries of a port's table of GIDs that are looked at: an index is one byte.
 const GIDS_MAX: u32 = 256;
@@ -80,7 +80,7 @@ pub struct Wanted {
     pub devices: Vec<String>,
     /// `--rdma-port`: only this port of a device; the first is 1.
     pub port: Option<u8>,
-    /// `--rdma-gid-index`: this entry of the port's table, not the one that is the address.
+    /// `--rdma-gid-index`: of the entries that are the address, this one.
     pub gid_index: Option<u8>,
     /// `--rdma-traffic-class`, `--rdma-service-level`.
     pub marking: Marking,
@@ -104,6 +104,10 @@ pub struct Rail {
     pub port: u8,
     /// Entry of the port's table of GIDs.
     pub gid_index: u8,
+    /// What is in that entry, where it is known: the index may be another one later.
+    pub gid: Option<Gid>,
+    /// Packets are to have just that entry's GID, whatever the kernel's connection manager would choose.
+    pub forces_gid: bool,
     /// The member's address that this rail serves.
     pub ip: IpAddr,
     /// The NUMA node that the device is near to, where the machine says.
@@ -142,14 +146,42 @@ pub enum NoRail {
         present: String,
     },
     /// The port is there, but carries nothing.
-    #[error("{device} port {port}, which would carry {ip}, is down: set its link up")]
-    Down {
+    #[error("{} port {}, which would carry {}, is down: set its link up", .0.device, .0.port, .0.ip)]
+    Down(
+        /// What it will be when the port is up.
+        Box<Rail>,
+    ),
+    /// The entry that a flag names is another address's.
+    #[error(
+        "--rdma-gid-index {index}: that entry of {device} port {port} is {has}, and packets must come from {ip}: give one of {fitting}, or leave it out"
+    )]
+    OtherGid {
+        /// What the flag says.
+        index: u8,
         /// The device.
         device: String,
         /// The port.
         port: u8,
+        /// What is there.
+        has: Gid,
         /// The address.
         ip: IpAddr,
+        /// Entries that are the address.
+        fitting: String,
+    },
+    /// A port has the address, but a flag leaves it out.
+    #[error(
+        "{ip} is that of {device} port {port}, which {flag} leaves out: name it there, or give another --group-ip"
+    )]
+    LeftOut {
+        /// The address.
+        ip: IpAddr,
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// The flag.
+        flag: &'static str,
     },
     /// The port speaks only the frames that no router passes.
     #[error(
@@ -211,13 +243,42 @@ pub fn rail(
         return Err(not_there("--rdma-port", port.to_string(), present));
     }
     ports.retain(|(_, seen)| wanted.port.is_none_or(|port| port == seen.info.port));
-    Search {
+    let found = Search {
         ip: address.ip,
         address,
         wanted,
         ports,
     }
-    .run()
+    .run();
+    match found {
+        Err(no @ NoRail::NoPort { .. }) => Err(left_out(inventory, wanted, address).unwrap_or(no)),
+        found => found,
+    }
+}
+
+/// The port that has an address, where a flag is why it was not looked at.
+fn left_out(inventory: &Inventory, wanted: &Wanted, address: &GroupAddress) -> Option<NoRail> {
+    let flag = match wanted.devices.is_empty() {
+        false => "--rdma-device",
+        true => wanted.port.map(|_| "--rdma-port")?,
+    };
+    let (device, port) = match rail(inventory, &Wanted::default(), address) {
+        Ok(rail) => (rail.device, rail.port),
+        Err(NoRail::Down(rail)) => (rail.device, rail.port),
+        Err(NoRail::OnlyV1 { device, port, .. }) => (device, port),
+        Err(_) => return None,
+    };
+    let flag = match wanted.devices.contains(&device) {
+        true => "--rdma-port",
+        false => flag,
+    };
+    let ip = address.ip;
+    Some(NoRail::LeftOut {
+        ip,
+        device,
+        port,
+        flag,
+    })
 }
 
 fn not_there(flag: &'static str, value: String, present: impl Iterator<Item = String>) -> NoRail {
@@ -279,38 +340,60 @@ impl Search<'_> {
             }
         };
         let chosen = match self.wanted.gid_index {
-            // Who names an entry knows why; the port must be the right one all the same.
-            Some(index) if !gids.is_empty() => {
-                let Some(entry) = seen.gids.iter().find(|entry| entry.index == index) else {
-                    let present = seen.gids.iter().map(|entry| entry.index.to_string());
-                    return Some(Err(not_there(
-                        "--rdma-gid-index",
-                        index.to_string(),
-                        present,
-                    )));
-                };
-                entry
-            }
+            Some(index) if !gids.is_empty() => match named(self.ip, device, seen, &gids, index) {
+                Ok(entry) => entry,
+                Err(no) => return Some(Err(no)),
+            },
             _ => *gids
                 .iter()
                 .min_by_key(|entry| (entry.kind.rank(), entry.index))?,
         };
-        let node = numa::of_device(device);
+        let is_forced = self.wanted.gid_index.is_some();
         let (device, ip) = (device.to_owned(), self.ip);
-        Some(match () {
-            () if !seen.info.active => Err(NoRail::Down { device, port, ip }),
-            () if chosen.kind == GidKind::RoceV1 && self.wanted.gid_index.is_none() => {
-                Err(NoRail::OnlyV1 { device, port, ip })
-            }
-            () => Ok(Rail {
-                device,
-                port,
-                gid_index: chosen.index,
-                ip,
-                node,
-                marking: self.wanted.marking,
-            }),
+        if chosen.kind == GidKind::RoceV1 && !is_forced {
+            return Some(Err(NoRail::OnlyV1 { device, port, ip }));
+        }
+        let rail = Rail {
+            node: numa::of_device(&device),
+            device,
+            port,
+            gid_index: chosen.index,
+            gid: Some(chosen.gid),
+            // InfiniBand's way, and whether it has a GID at all, is the subnet manager's affair.
+            forces_gid: is_forced && seen.info.link_layer == LinkLayer::Ethernet,
+            ip,
+            marking: self.wanted.marking,
+        };
+        Some(match seen.info.active {
+            true => Ok(rail),
+            false => Err(NoRail::Down(Box::new(rail))),
         })
+    }
+}
+
+/// The entry that `--rdma-gid-index` names. Peers answer to the address, so it must be one of the `fitting`.
+fn named<'a>(
+    ip: IpAddr,
+    device: &str,
+    seen: &'a PortSeen,
+    fitting: &[&GidEntry],
+    index: u8,
+) -> Result<&'a GidEntry, NoRail> {
+    let Some(entry) = seen.gids.iter().find(|entry| entry.index == index) else {
+        let present = seen.gids.iter().map(|entry| entry.index.to_string());
+        let value = index.to_string();
+        return Err(not_there("--rdma-gid-index", value, present));
+    };
+    match fitting.iter().any(|fits| fits.index == index) {
+        true => Ok(entry),
+        false => Err(NoRail::OtherGid {
+            index,
+            device: device.to_owned(),
+            port: seen.info.port,
+            has: entry.gid,
+            ip,
+            fitting: listed(fitting.iter().map(|entry| entry.index.to_string())),
+        }),
     }
 }
 
@@ -488,11 +571,48 @@ mod tests {
                 wanted(&[], None, Some(9)),
                 "--rdma-gid-index 9: there is none; there are 2, 3",
             ),
-            (wanted(&["mlx5_1"], None, None), "addresses are 10.1.0.1"),
+            (
+                wanted(&["mlx5_1"], None, None),
+                "10.0.0.1 is that of mlx5_0 port 1, which --rdma-device leaves out",
+            ),
         ] {
             let error = found(&wanted, &address).unwrap_err();
             assert!(error.contains(what), "{error}");
         }
+    }
+
+    /// Packets come from the address of the connection, whatever a flag says.
+    #[test]
+    fn an_entry_of_another_address_is_refused() {
+        let mut machine = machine();
+        let ports = machine.devices[0].ports.as_mut().unwrap();
+        ports[0].gids.push(gid(4, GidKind::RoceV2, [10, 7, 0, 1]));
+        let wanted = |gid_index| Wanted {
+            gid_index: Some(gid_index),
+            ..Wanted::default()
+        };
+        let no = rail(&machine, &wanted(4), &by([10, 0, 0, 1])).unwrap_err();
+        let no = no.to_string();
+        assert!(
+            no.contains("is ::ffff:10.7.0.1") && no.contains("one of 2, 3"),
+            "{no}"
+        );
+        for index in [2, 3] {
+            let rail = rail(&machine, &wanted(index), &by([10, 0, 0, 1])).unwrap();
+            assert!(rail.forces_gid && rail.gid_index == index);
+        }
+        let free = rail(&machine, &Wanted::default(), &by([10, 0, 0, 1])).unwrap();
+        assert!(!free.forces_gid);
+    }
+
+    #[test]
+    fn a_port_that_is_down_tells_what_it_will_be() {
+        let no = rail(&machine(), &Wanted::default(), &by([10, 1, 0, 1])).unwrap_err();
+        let NoRail::Down(rail) = no else {
+            panic!("{no}")
+        };
+        assert_eq!(rail.to_string(), "mlx5_1 port 1 GID 3 for 10.1.0.1");
+        assert!(rail.gid.is_some());
     }
 
     #[test]

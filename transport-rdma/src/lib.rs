@@ -21,6 +21,7 @@
 //! | `message` | what travels between the two |
 //! | [`introduce`] | how two cores that proved each other over TCP find each other's queue pair; no device in there |
 //! | `ways` | by which addresses a connection goes |
+//! | `ports` | which ports are down, and how often people are told |
 //! | `numa` | which memory a device and a thread are near to |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
 //! | [`inventory`] | what RDMA a machine has, and which ports are a member's rails |
@@ -82,6 +83,7 @@ mod linked;
 pub mod links;
 mod message;
 mod numa;
+mod ports;
 mod rail;
 mod rails;
 mod seat;
@@ -94,7 +96,7 @@ mod ways;
 mod wire;
 
 pub use address::{Gid, GidEntry, GidKind, LinkLayer, Mtu, PeerAddress, PortAddress, PortInfo};
-pub use endpoint::{Endpoint, EndpointConfig};
+pub use endpoint::{Endpoint, EndpointConfig, WeakEndpoint};
 pub use error::{PostError, VerbsError};
 pub use events::DeviceEvent;
 pub use linked::LinkedTransport;

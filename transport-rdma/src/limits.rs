@@ -49,8 +49,14 @@ pub const STRIPE_PAUSE_S: u64 = 60;
 pub const HELD_S: u64 = 60;
 /// A core whose device broke tries to open it again after so long.
 pub const REOPEN_PAUSE_MS: u64 = 5_000;
+/// A port that is down is looked at again after so long, though its device tells nothing.
+pub const LOOK_PAUSE_MS: u64 = 5_000;
 /// A core that does not sleep looks so often whether a device tells of a port; one that sleeps is woken.
 pub const NEWS_PAUSE_MS: u64 = 100;
+/// Of one port a line is logged in so long,
+pub const PORT_LINE_S: u64 = 60;
+/// but so many at once after it was quiet: its going down, and its coming up.
+pub const PORT_LINES: u32 = 2;
 /// Events that a core takes of a device at once.
 pub const NEWS_A_TURN: usize = 64;
 

@@ -20,7 +20,7 @@ use crate::limits::{INTRODUCE_MS, STRIPE_BYTES, STRIPE_PAUSE_S};
 use crate::links::{LinkRecord, LinkState};
 use crate::rails::PortNews;
 use crate::seat::{Seat, ToControl, ToCore};
-use crate::{CmId, ConnectSteps, ConnectionId, PrepareStep, RdmaTransport, VerbsError};
+use crate::{CmId, ConnectSteps, ConnectionId, PrepareStep, RailConfig, RdmaTransport, VerbsError};
 
 /// A connection that is not there yet, or will not be.
 #[derive(Debug)]
@@ -65,6 +65,7 @@ pub(crate) trait Connections: Transport {
     fn close(&mut self, id: ConnectionId, why: &'static str);
     fn record(&mut self, id: ConnectionId, record: Arc<LinkRecord>);
     fn lose(&mut self, device: &str);
+    fn add(&mut self, device: &RailConfig) -> bool;
     fn reaches(&self, to: PeerCore) -> bool;
     fn lanes(&self, to: PeerCore) -> usize;
     fn has_room(&self, device: &str) -> bool;
@@ -109,6 +110,10 @@ impl Connections for RdmaTransport {
 
     fn lose(&mut self, device: &str) {
         RdmaTransport::lose(self, device);
+    }
+
+    fn add(&mut self, device: &RailConfig) -> bool {
+        RdmaTransport::add(self, device)
     }
 
     fn reaches(&self, to: PeerCore) -> bool {
@@ -178,7 +183,7 @@ impl LinkedTransport {
         doorbell: Arc<Doorbell>,
         clock: impl Clock + Clone + 'static,
     ) -> Result<LinkedTransport, VerbsError> {
-        let devices = devices(&shared.rails);
+        let devices = devices(&shared.rails());
         let transport = RdmaTransport::new(
             &verbs()?,
             &devices,
@@ -281,6 +286,7 @@ impl<T: Connections> LinkedTransport<T> {
             }
             ToCore::Close { id, why } => self.transport.close(id, why),
             ToCore::Lost { device } => self.transport.lose(&device),
+            ToCore::Devices(devices) => self.take_devices(&devices),
             ToCore::Unavailable { to, why } => self.failed(to, why),
         }
     }
@@ -364,15 +370,30 @@ impl<T: Connections> LinkedTransport<T> {
         self.shared.tell(ToControl::Want { core, to, without });
     }
 
+    /// Opens the devices that are new.
+    fn take_devices(&mut self, devices: &[RailConfig]) {
+        let new = devices.iter().filter(|device| self.transport.add(device));
+        let count = new.count();
+        self.rails += count;
+        if count > 0 {
+            self.revive();
+        }
+    }
+
+    /// There is a way that there was not before: links are tried again.
+    fn revive(&mut self) {
+        self.revived = true;
+        self.not_wider_before.clear();
+        // Of when there was none.
+        self.wanted
+            .retain(|_, wanted| matches!(wanted, Wanted::Since(_)));
+    }
+
     /// Tells of ports that went down or came up.
     fn look_at_ports(&mut self) {
         for (device, news) in self.transport.take_ports() {
             if news == PortNews::Up {
-                self.revived = true;
-                self.not_wider_before.clear();
-                // Of when it was down.
-                self.wanted
-                    .retain(|_, wanted| matches!(wanted, Wanted::Since(_)));
+                self.revive();
             }
             self.shared.port(&device, news);
         }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 use crate::endpoint::EndpointConfig;
+use crate::inventory::Rail;
 use crate::limits::RECEIVES;
 
 const CORE: u16 = 1;
@@ -25,6 +26,7 @@ struct Script {
     ports: Vec<(String, PortNews)>,
     down: Option<String>,
     lost: Vec<String>,
+    devices: Vec<String>,
     full: bool,
     /// No place is free, but some could be made free.
     crowded: bool,
@@ -93,6 +95,12 @@ impl Connections for Script {
 
     fn lose(&mut self, device: &str) {
         self.lost.push(device.into());
+    }
+
+    fn add(&mut self, device: &RailConfig) -> bool {
+        let is_new = !self.devices.contains(&device.device);
+        self.devices.push(device.device.clone());
+        is_new
     }
 
     fn reaches(&self, to: PeerCore) -> bool {
@@ -396,6 +404,45 @@ fn while_ports_are_down_nobody_is_asked_and_when_one_is_up_links_are_tried() {
     // Also one that could not be made before.
     assert_eq!(bench.linked.prepare(peer(2)), Readiness::Connecting);
     assert_eq!(bench.wants(), 1);
+}
+
+/// It began without a rail: one that is found later is used at once.
+#[test]
+fn a_device_that_is_found_later_is_opened_once_and_links_are_tried_by_it() {
+    let mut bench = Bench::new();
+    bench.linked.rails = 0;
+    let (to, why) = (peer(2), String::from("no way"));
+    let why = why.into();
+    bench.told([ToCore::Unavailable { to, why }]);
+    let rail = |device: &str, last: u8| Rail {
+        device: device.into(),
+        port: 1,
+        gid_index: 3,
+        gid: None,
+        forces_gid: false,
+        ip: IpAddr::from([10, 0, 0, last]),
+        node: None,
+        marking: Default::default(),
+    };
+    let first = [rail("dev0", 1)];
+    assert_eq!(bench.shared.add_rails(&first), first);
+    let heard = bench.told([]);
+    assert!(matches!(heard[..], [ToControl::Rails]), "listened at");
+    assert_eq!(
+        (bench.linked.rails, &bench.linked.transport.devices[..]),
+        (1, &["dev0".to_owned()][..])
+    );
+    assert!(bench.linked.take_revival());
+    assert_eq!(bench.linked.prepare(to), Readiness::Connecting);
+    // Told again nothing happens.
+    assert_eq!(bench.shared.add_rails(&first), []);
+    assert!(bench.wants() == 1 && bench.linked.seat.arrivals.is_empty());
+    // A second one beside it; the first address is now another device's.
+    let second = [rail("dev1", 2), rail("dev2", 1)];
+    assert_eq!(bench.shared.add_rails(&second).len(), 2);
+    bench.told([]);
+    assert_eq!(bench.linked.rails, 3);
+    assert_eq!(bench.shared.rails(), [second[1].clone(), second[0].clone()]);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use forebay_engine::arena::Mapping;
 
 use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS};
 use crate::{
-    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, PortAddress, PrepareStep,
+    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, Gid, PrepareStep,
     ProtectionDomain, QueuePair, QueuePairSize, Verbs, VerbsError,
 };
 
@@ -17,6 +17,8 @@ pub struct RailConfig {
     pub port: u8,
     /// The entry of the port's table of GIDs that peers reach it by.
     pub gid_index: u8,
+    /// What is in that entry, where it is known: then the port need not be up, nor the entry be there, when it is opened.
+    pub gid: Option<Gid>,
     /// Connections at once, both ways; the completion queue has room for all their work.
     pub connections_max: usize,
 }
@@ -28,6 +30,7 @@ impl RailConfig {
             device,
             port,
             gid_index,
+            gid: None,
             connections_max: CONNECTIONS_MAX,
         }
     }
@@ -44,6 +47,16 @@ pub(crate) enum Port {
     Down(String),
 }
 
+/// By what a port is reached.
+#[derive(Clone, Copy, Debug)]
+struct Reached {
+    port: u8,
+    /// Where the GID was seen first; the kernel may put it elsewhere.
+    gid_index: u8,
+    gid: Gid,
+    lid: u16,
+}
+
 /// One core's device, domain, completions and arena.
 pub(crate) struct Rail {
     pub queue: CompletionQueue,
@@ -53,7 +66,7 @@ pub(crate) struct Rail {
     pub domain: ProtectionDomain,
     pub device: Device,
     /// By what its port is reached.
-    at: PortAddress,
+    at: Reached,
     pub elements: u32,
     pub connections_max: usize,
     /// The channel will tell of the next completion.
@@ -65,8 +78,23 @@ pub(crate) struct Rail {
 impl Rail {
     pub fn open(verbs: &Verbs, config: &RailConfig, arena: &Mapping) -> Result<Rail, VerbsError> {
         let device: Device = verbs.open(&config.device)?;
-        // Told now rather than with the first connection.
-        let at = device.port_address(config.port, config.gid_index)?;
+        let (port, gid_index) = (config.port, config.gid_index);
+        let at = match config.gid {
+            // Told now rather than with the first connection.
+            None => {
+                let at = device.port_address(port, gid_index)?;
+                (at.gid, at.lid)
+            }
+            // How the port is, `examine` tells.
+            Some(gid) => (gid, device.port(port)?.lid),
+        };
+        let (gid, lid) = at;
+        let at = Reached {
+            port,
+            gid_index,
+            gid,
+            lid,
+        };
         let domain = ProtectionDomain::new(&device)?;
         let channel = CompletionChannel::new(&device)?;
         let of_one = SENDS + u32::from(RECEIVES);

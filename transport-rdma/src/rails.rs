@@ -10,10 +10,12 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::events::DeviceEvent;
-use crate::limits::{NEWS_A_TURN, REOPEN_PAUSE_MS};
+use crate::limits::{LOOK_PAUSE_MS, NEWS_A_TURN, REOPEN_PAUSE_MS};
 use crate::rail::{Port, Rail, RailConfig};
 use crate::status::Completion;
 use crate::{Verbs, VerbsError};
+
+const LOOK_PAUSE: Duration = Duration::from_millis(LOOK_PAUSE_MS);
 
 /// One of the core's devices, open or not.
 struct Place {
@@ -21,8 +23,17 @@ struct Place {
     rail: Option<Rail>,
     /// Why its port reaches no peer, if it does not.
     down: Option<String>,
+    /// When a port that is down is looked at again, whether the device tells of it or not: it may have been asked in vain.
+    look_at: Time,
     /// When it was last tried to open it, or closed.
     tried_at: Time,
+}
+
+impl Place {
+    /// Whether it is open, and its port reaches no peer.
+    fn is_down(&self) -> bool {
+        self.down.is_some() && self.rail.as_ref().is_some_and(|rail| !rail.broken)
+    }
 }
 
 /// What becomes of a device's port, for who tells people.
@@ -77,25 +88,16 @@ impl Rails {
         let (epoll, news) = (new()?, new()?);
         epoll::add(&epoll, &news, EventData::new_u64(u64::MAX), EventFlags::IN)
             .map_err(|error| no_epoll(&error))?;
-        let closed = |config: &RailConfig| Place {
-            config: config.clone(),
-            rail: None,
-            down: None,
-            tried_at: now,
-        };
         let mut rails = Rails {
-            places: configs.iter().map(closed).collect(),
+            places: Vec::new(),
             verbs: *verbs,
             arena: arena.clone(),
             epoll,
             news,
         };
         let mut failed = None;
-        for at in 0..rails.len() {
-            if let Err(error) = rails.try_open(at, now) {
-                tracing::warn!("{error}");
-                failed = Some(error);
-            }
+        for config in configs {
+            failed = rails.add(config, now).err().or(failed);
         }
         match failed {
             Some(error) if rails.places.iter().all(|place| place.rail.is_none()) => Err(error),
@@ -103,10 +105,29 @@ impl Rails {
         }
     }
 
+    /// Adds a device. Where it cannot be opened now it is there all the same, to be tried again.
+    ///
+    /// # Errors
+    /// Why it could not be opened.
+    pub fn add(&mut self, config: &RailConfig, now: Time) -> Result<(), VerbsError> {
+        self.places.push(Place {
+            config: config.clone(),
+            rail: None,
+            down: None,
+            look_at: now,
+            tried_at: now,
+        });
+        let opened = self.try_open(self.places.len() - 1, now);
+        if let Err(error) = &opened {
+            tracing::warn!("{error}");
+        }
+        opened
+    }
+
     fn try_open(&mut self, at: usize, now: Time) -> Result<(), VerbsError> {
         let place = &mut self.places[at];
         place.tried_at = now;
-        let rail = Rail::open(&self.verbs, &place.config, &self.arena)?;
+        let mut rail = Rail::open(&self.verbs, &place.config, &self.arena)?;
         let data = EventData::new_u64(at as u64);
         epoll::add(&self.epoll, &rail.channel, data, EventFlags::IN)
             .map_err(|error| no_epoll(&error))?;
@@ -114,8 +135,19 @@ impl Rails {
             let data = EventData::new_u64(at as u64);
             epoll::add(&self.news, fd, data, EventFlags::IN).map_err(|error| no_epoll(&error))?;
         }
-        (place.rail, place.down) = (Some(rail), None);
+        // After its events are listened to: what changes from here on is told.
+        place.down = match rail.examine() {
+            Port::Up | Port::Moved => None,
+            Port::Down(why) => Some(why),
+        };
+        place.look_at = now + LOOK_PAUSE;
+        place.rail = Some(rail);
         Ok(())
+    }
+
+    /// Why a device's port reaches no peer, if it does not.
+    pub fn down(&self, at: usize) -> Option<&str> {
+        self.places.get(at)?.down.as_deref()
     }
 
     /// How many there are, open or not.
@@ -169,7 +201,18 @@ impl Rails {
         let name = |place: &Place| place.config.device.clone();
         let why = |place: &Place| Some(format!("{}: {}", name(place), place.down.as_ref()?));
         let all: Option<Vec<String>> = self.places.iter().map(why).collect();
-        all.map(|all| all.join("; "))
+        match all {
+            Some(none) if none.is_empty() => {
+                Some("no RDMA port has an address of this node".into())
+            }
+            all => all.map(|all| all.join("; ")),
+        }
+    }
+
+    /// When ports that are down are looked at again.
+    pub fn look_at(&self) -> Time {
+        let down = self.places.iter().filter(|place| place.is_down());
+        down.map(|place| place.look_at).min().unwrap_or(Time::NEVER)
     }
 
     /// Whether a device has told something unasked.
@@ -182,21 +225,21 @@ impl Rails {
         epoll::wait(&self.news, &mut told[..], Some(&now)).is_ok_and(|count| count > 0)
     }
 
-    /// What devices have told.
-    pub fn news(&mut self) -> Vec<News> {
+    /// What devices have told, and what becomes of ports that are down.
+    pub fn news(&mut self, now: Time) -> Vec<News> {
         let mut news = Vec::new();
         for at in 0..self.places.len() {
-            self.news_of(at, &mut news);
+            self.news_of(at, now, &mut news);
         }
         news
     }
 
-    fn news_of(&mut self, at: usize, news: &mut Vec<News>) {
+    fn news_of(&mut self, at: usize, now: Time, news: &mut Vec<News>) {
         let place = &mut self.places[at];
+        let mut examine = place.is_down() && place.look_at <= now;
         let Some(rail) = place.rail.as_mut().filter(|rail| !rail.broken) else {
             return;
         };
-        let mut examine = false;
         for _ in 0..NEWS_A_TURN {
             match rail.device.next_event() {
                 Ok(None) => break,
@@ -218,6 +261,7 @@ impl Rails {
             }
         }
         if examine {
+            place.look_at = now + LOOK_PAUSE;
             // Not what was told, but how it is now: of a port that came and went only the last is true.
             match (rail.examine(), place.down.take()) {
                 (Port::Up, None) => {}

@@ -10,7 +10,7 @@ use forebay_engine::ring::Doorbell;
 use crate::asking::Grant;
 use crate::endpoint::NoOffer;
 use crate::introduce::{Ends, Offer, Session};
-use crate::{CmId, ConnectSteps, ConnectionId, PrepareStep};
+use crate::{CmId, ConnectSteps, ConnectionId, PrepareStep, RailConfig};
 
 /// What the control thread tells a core.
 pub(crate) enum ToCore {
@@ -41,6 +41,8 @@ pub(crate) enum ToCore {
     Close { id: ConnectionId, why: &'static str },
     /// A device goes away: close it.
     Lost { device: String },
+    /// The devices that there are: some may be new.
+    Devices(Vec<RailConfig>),
     /// There will be no connection to ask on.
     Unavailable { to: PeerCore, why: NoOffer },
 }
@@ -77,6 +79,8 @@ pub(crate) enum ToControl {
     Ended {
         by: CmId,
     },
+    /// There are more rails.
+    Rails,
     Stop,
 }
 

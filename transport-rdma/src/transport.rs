@@ -83,11 +83,14 @@ impl RdmaTransport {
         clock: Box<dyn Clock>,
     ) -> Result<RdmaTransport, VerbsError> {
         let now = clock.now();
+        let rails = Rails::open(verbs, rails, arena, now)?;
+        let down = (0..rails.len()).filter_map(|at| news_of_down(&rails, at));
+        let ports = down.collect();
         Ok(RdmaTransport {
-            rails: Rails::open(verbs, rails, arena, now)?,
+            rails,
             ended: None,
             heard_at: now,
-            ports: Vec::new(),
+            ports,
             doorbell: None,
             connections: BTreeMap::new(),
             by_peer: BTreeMap::new(),
@@ -102,6 +105,18 @@ impl RdmaTransport {
             credit_bytes,
             clock,
         })
+    }
+
+    /// Opens one more device, unless it is there. False when it is.
+    pub fn add(&mut self, device: &RailConfig) -> bool {
+        if self.rails.position(&device.device).is_some() {
+            return false;
+        }
+        // Whether it could be opened or not: it is tried again when a connection wants it.
+        let _ = self.rails.add(device, self.clock.now());
+        let down = news_of_down(&self.rails, self.rails.len() - 1);
+        self.ports.extend(down);
+        true
     }
 
     /// Completion queues are armed only while the core says at `doorbell` that it is about to sleep: one that spins or
@@ -309,7 +324,15 @@ impl RdmaTransport {
         let Some(at) = self.rails.position(device) else {
             return Err(unusable("it is none of this member's rails".into()));
         };
-        let connections_max = self.rails.wanted(at, self.clock.now())?.connections_max;
+        let wanted = self.rails.wanted(at, self.clock.now());
+        let connections_max = match wanted.map(|rail| rail.connections_max) {
+            Ok(connections_max) => connections_max,
+            Err(error) => {
+                // It may just have been opened again.
+                self.ports.extend(news_of_down(&self.rails, at));
+                return Err(error);
+            }
+        };
         let here = |connection: &Connection| connection.rail == at;
         let count = self
             .connections
@@ -418,10 +441,10 @@ impl RdmaTransport {
     /// Takes what devices tell unasked. Whether there was something.
     fn hear(&mut self) -> bool {
         self.heard_at = self.now;
-        if !self.rails.has_news() {
+        if !self.rails.has_news() && self.rails.look_at() > self.now {
             return false;
         }
-        for news in self.rails.news() {
+        for news in self.rails.news(self.now) {
             match news {
                 News::InError { address } => {
                     let mut all = self.connections.iter();
@@ -606,6 +629,12 @@ impl RdmaTransport {
     }
 }
 
+/// What people are told of a device whose port was down when it was opened.
+fn news_of_down(rails: &Rails, at: usize) -> Option<(String, PortNews)> {
+    let why = rails.down(at)?.to_owned();
+    Some((rails.device(at).to_owned(), PortNews::Down(why)))
+}
+
 /// Destroys a connection's queue pair, and ends what was under way. Where the device refuses, it stays as it is, to be
 /// tried again: the peer may still write into its leases.
 fn destroy(
@@ -745,6 +774,6 @@ impl Transport for RdmaTransport {
             return self.now;
         }
         let times = self.connections.values().map(Connection::wake_at);
-        times.min().unwrap_or(Time::NEVER)
+        times.min().unwrap_or(Time::NEVER).min(self.rails.look_at())
     }
 }

@@ -98,6 +98,8 @@ mod tests {
             device: device.into(),
             port: 1,
             gid_index: 3,
+            gid: None,
+            forces_gid: false,
             ip: IpAddr::from([10, 0, 0, last]),
             node: None,
             marking: Default::default(),

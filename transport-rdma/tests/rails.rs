@@ -74,6 +74,8 @@ fn rail(device: &str) -> Rail {
         device: device.to_owned(),
         port: 1,
         gid_index: 1,
+        gid: None,
+        forces_gid: false,
         ip: ip.to_ipv4_mapped().map_or(IpAddr::V6(ip), IpAddr::V4),
         node: None,
         marking: Marking {

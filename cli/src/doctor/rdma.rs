@@ -261,11 +261,17 @@ fn rails(inventory: &Inventory, wanted: &Wanted, address: &GroupAddress) -> Find
             &object,
             format!("{} port {} GID {}", rail.device, rail.port, rail.gid_index),
         ),
-        Err(no @ NoRail::NotThere { .. }) => Finding::problem(
+        Err(no @ (NoRail::NotThere { .. } | NoRail::OtherGid { .. })) => Finding::problem(
             AREA,
             &object,
             no.to_string(),
             "name one that is there, or leave the flag out",
+        ),
+        Err(no @ NoRail::Down(_)) => Finding::warning(
+            AREA,
+            &object,
+            format!("TCP until its port is up: {no}"),
+            "members take it when it comes up; with --transport rdma a member does not start while no port is up",
         ),
         Err(no) => Finding::warning(
             AREA,
@@ -425,6 +431,18 @@ mod tests {
                 .found
                 .starts_with("TCP only: no RDMA port has 10.0.0.2"),
             "{other:?}"
+        );
+        // It has a port, but one that a flag leaves out.
+        let wanted = Wanted {
+            devices: vec!["mlx5_1".into()],
+            ..Wanted::default()
+        };
+        let left_out = told(&wanted, 1);
+        assert!(
+            left_out
+                .found
+                .contains("10.0.0.1 is that of mlx5_0 port 1, which --rdma-device leaves out"),
+            "{left_out:?}"
         );
         let wanted = Wanted {
             devices: vec!["mlx5_7".into()],

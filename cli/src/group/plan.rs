@@ -86,19 +86,10 @@ impl GroupPlan {
         if args.no_sharing && args.peers.is_empty() {
             bail!("--no-sharing needs --peers: members to take from");
         }
-        if args.peers.is_empty() && args.listen.is_none() && !must {
-            for (given, flag) in [
-                (!args.group_ip.is_empty(), "--group-ip"),
-                (args.group_weight.is_some(), "--group-weight"),
-                (args.group_secret_file.is_some(), "--group-secret-file"),
-                (args.transport != WhichTransport::default(), "--transport"),
-            ] {
-                if given {
-                    tracing::warn!(
-                        "{flag} has no effect: without --peers or --listen this node is on its own"
-                    );
-                }
-            }
+        for (flag, why) in ignored(args, must) {
+            tracing::warn!("{flag} has no effect: {why}");
+        }
+        if is_alone(args, must) {
             return Ok(None);
         }
         for seed in &args.peers {
@@ -134,6 +125,39 @@ impl GroupPlan {
     pub fn is_member(&self) -> bool {
         matches!(self.role, Role::Member { .. })
     }
+}
+
+/// Whether nothing asks for a group.
+fn is_alone(args: &GroupArgs, must: bool) -> bool {
+    args.peers.is_empty() && args.listen.is_none() && !must
+}
+
+/// Flags that change nothing beside the others, and why.
+fn ignored(args: &GroupArgs, must: bool) -> Vec<(&'static str, &'static str)> {
+    let rdma = &args.rdma;
+    let of_rdma = [
+        (!rdma.rdma_device.is_empty(), "--rdma-device"),
+        (rdma.rdma_port.is_some(), "--rdma-port"),
+        (rdma.rdma_gid_index.is_some(), "--rdma-gid-index"),
+        (rdma.rdma_traffic_class.is_some(), "--rdma-traffic-class"),
+        (rdma.rdma_service_level.is_some(), "--rdma-service-level"),
+    ];
+    let of_groups = [
+        (!args.group_ip.is_empty(), "--group-ip"),
+        (args.group_weight.is_some(), "--group-weight"),
+        (args.group_secret_file.is_some(), "--group-secret-file"),
+        (args.transport != WhichTransport::default(), "--transport"),
+    ];
+    let (flags, why): (Vec<_>, _) = match (is_alone(args, must), args.transport) {
+        (true, _) => (
+            of_groups.into_iter().chain(of_rdma).collect(),
+            "without --peers or --listen this node is on its own",
+        ),
+        (false, WhichTransport::Tcp) => (of_rdma.into(), "--transport tcp uses no RDMA device"),
+        (false, _) => (Vec::new(), ""),
+    };
+    let given = flags.into_iter().filter(|(given, _)| *given);
+    given.map(|(_, flag)| (flag, why)).collect()
 }
 
 /// A client is nobody's namesake: several may run beside a member of this machine. Node names have no spaces.
@@ -230,6 +254,35 @@ mod tests {
             )
         );
         assert_eq!(alone.me, peer_id("train", "n1"));
+    }
+
+    #[test]
+    fn flags_that_change_nothing_are_named() {
+        use crate::args::RdmaArgs;
+        let args = |peers, transport| GroupArgs {
+            peers,
+            transport,
+            rdma: RdmaArgs {
+                rdma_device: vec!["mlx5_0".into()],
+                rdma_gid_index: Some(3),
+                ..RdmaArgs::default()
+            },
+            ..GroupArgs::default()
+        };
+        let named = |args: &GroupArgs, must| -> Vec<&str> {
+            ignored(args, must)
+                .into_iter()
+                .map(|(flag, _)| flag)
+                .collect()
+        };
+        let alone = args(Vec::new(), WhichTransport::Auto);
+        assert_eq!(named(&alone, false), ["--rdma-device", "--rdma-gid-index"]);
+        assert!(named(&alone, true).is_empty());
+        let tcp = args(peers(), WhichTransport::Tcp);
+        assert_eq!(named(&tcp, false), ["--rdma-device", "--rdma-gid-index"]);
+        let told = ignored(&tcp, false)[0].1;
+        assert!(told.contains("--transport tcp"), "{told}");
+        assert!(named(&args(peers(), WhichTransport::Rdma), false).is_empty());
     }
 
     #[test]

@@ -15,7 +15,7 @@ use forebay_engine::ports::{
 use forebay_engine::ring::Doorbell;
 use forebay_membership::views::{CoreViews, Views};
 use forebay_transport_rdma::auto::{Auto, BEING_MADE, Path};
-use forebay_transport_rdma::{Endpoint as Rdma, LinkedTransport};
+use forebay_transport_rdma::{Endpoint as Rdma, LinkedTransport, WeakEndpoint as WeakRdma};
 use forebay_transport_tcp::{Endpoint, TcpTransport};
 use parking_lot::Mutex;
 
@@ -53,6 +53,27 @@ struct Shown {
     paths: Mutex<BTreeMap<(u16, PeerCore), Path>>,
     /// Why cores have no RDMA.
     failed: Mutex<BTreeMap<u16, String>>,
+    /// Why addresses of this node have no rail.
+    missing: Mutex<Vec<String>>,
+}
+
+/// An [`RdmaWay`] that ends all the same when all others are gone.
+#[derive(Debug)]
+pub struct WeakWay {
+    endpoint: WeakRdma,
+    must: bool,
+    shown: Arc<Shown>,
+}
+
+impl WeakWay {
+    /// The way, while there is one.
+    pub fn upgrade(&self) -> Option<RdmaWay> {
+        Some(RdmaWay {
+            endpoint: self.endpoint.upgrade()?,
+            must: self.must,
+            shown: self.shown.clone(),
+        })
+    }
 }
 
 impl RdmaWay {
@@ -81,6 +102,30 @@ impl RdmaWay {
             .map(|(core, why)| format!("core {core}: {why}"));
         let lines: Vec<String> = lines.collect();
         (!lines.is_empty()).then(|| lines.join("; "))
+    }
+
+    /// The same, without keeping it.
+    pub fn weak(&self) -> WeakWay {
+        WeakWay {
+            endpoint: self.endpoint.downgrade(),
+            must: self.must,
+            shown: self.shown.clone(),
+        }
+    }
+
+    /// Why addresses of this node have no rail.
+    pub fn missing(&self) -> Vec<String> {
+        self.shown.missing.lock().clone()
+    }
+
+    /// Whether one has none, or there is none at all.
+    pub fn is_missing_some(&self) -> bool {
+        !self.shown.missing.lock().is_empty() || self.endpoint.rails().is_empty()
+    }
+
+    /// Tells why addresses of this node have no rail.
+    pub fn set_missing(&self, missing: Vec<String>) {
+        *self.shown.missing.lock() = missing;
     }
 
     /// Forgets links to peers that are not `known` any more.

@@ -94,6 +94,8 @@ impl Port {
             device: self.device.clone(),
             port: self.number,
             gid_index: self.gid_index,
+            gid: None,
+            forces_gid: false,
             ip: self.ip,
             // Processors are chosen before.
             node: None,

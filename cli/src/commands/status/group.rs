@@ -34,6 +34,9 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     for down in &group.rdma.down {
         rows.push(("rdma", format!("down: {down}")));
     }
+    for missing in &group.rdma.missing {
+        rows.push(("rdma", format!("not yet: {missing}")));
+    }
     if let Some(why) = &group.rdma.off {
         rows.push(("rdma", format!("none: {why}")));
     }
