@@ -17,8 +17,10 @@ use forebay_engine::wire::WireError;
 use forebay_engine::wire::header::{Answer, Ask, Request};
 use slab::Slab;
 
-use crate::limits::{FLUSH_MS, SLOT_BYTES};
-use crate::message::{CANCEL_TAG, Destination, decode_answer, encode_request};
+use crate::limits::{FLUSH_MS, SLOT_BYTES, TRIAL_BYTES, TRIAL_MS, TRIALS};
+use crate::message::{
+    CANCEL_TAG, Destination, TRIAL_TAG, decode_answer, encode_request, trial, tried,
+};
 
 /// Shows that a queue pair is destroyed: nothing that its peer has sent lands any more.
 #[derive(Debug)]
@@ -52,6 +54,14 @@ pub enum Broken {
     /// An answer that does not fit.
     #[error("an answer has another length than was asked for")]
     Length,
+    /// Nothing came of trying it out.
+    #[error("nothing comes back over it within {TRIAL_MS} ms")]
+    NothingPasses,
+    /// Short messages came, and no long one.
+    #[error(
+        "short messages pass, and a write of {TRIAL_BYTES} bytes does not within {TRIAL_MS} ms: the MTUs of ports and switches on the way differ, most likely"
+    )]
+    NothingLargePasses,
     /// A request that was given up is not answered.
     #[error("a request that was given up stays unanswered")]
     Silent,
@@ -108,9 +118,21 @@ impl Asked {
     }
 }
 
+/// A connection that is tried out.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    /// Where the peer is to write.
+    to: Destination,
+    sent: u16,
+    answered: u16,
+    until: Time,
+}
+
 /// A connection's requests.
 #[derive(Debug)]
 pub struct Asking {
+    /// Until it is known to carry what is long.
+    trial: Option<Trial>,
     grant: Grant,
     /// Key of the region that all leases lie in.
     key: u32,
@@ -132,12 +154,13 @@ pub struct Asking {
 
 /// Slots of a tag: the low bits say where, those above which of those that were there.
 const TAG_SLOT_BITS: u32 = 16;
-const TAG_NUMBERS: u64 = (1 << (63 - TAG_SLOT_BITS)) - 1;
+const TAG_NUMBERS: u64 = (1 << (62 - TAG_SLOT_BITS)) - 1;
 
 impl Asking {
     /// A connection on which nothing was asked.
     pub fn new(grant: Grant, key: u32, now: Time) -> Self {
         Self {
+            trial: None,
             grant,
             key,
             used_messages: 0,
@@ -151,6 +174,54 @@ impl Asking {
             given_up: BTreeSet::new(),
             used_at: now,
         }
+    }
+
+    /// Tries the connection out before anything is asked on it: the peer is to write [`TRIAL_BYTES`] to `address`, which
+    /// lie in the region of `key`, and may hold anything.
+    pub fn try_out(&mut self, address: u64, key: u32, now: Time) {
+        self.trial = Some(Trial {
+            to: Destination {
+                address,
+                key,
+                len_bytes: TRIAL_BYTES as u32,
+            },
+            sent: 0,
+            answered: 0,
+            until: now + Duration::from_millis(TRIAL_MS),
+        });
+        self.used_messages += usize::from(TRIALS);
+    }
+
+    /// Whether that is under way.
+    pub fn is_trying(&self) -> bool {
+        self.trial.is_some()
+    }
+
+    /// The next message of the trial; false when all are sent.
+    fn next_trial(&mut self, send: impl FnOnce(&[u8])) -> bool {
+        let Some(under_way) = self.trial.as_mut().filter(|trial| trial.sent < TRIALS) else {
+            return false;
+        };
+        let is_large = under_way.sent > 0;
+        under_way.sent += 1;
+        let (bytes, len) = encode_request(&trial(is_large), is_large.then_some(under_way.to));
+        send(&bytes[..len]);
+        true
+    }
+
+    /// A message of the trial is answered, in their order.
+    fn tried(&mut self, answer: &Answer) -> Result<(), Broken> {
+        let trial = self.trial.as_mut().ok_or(Broken::NotAsked)?;
+        let is_large = trial.answered > 0;
+        if trial.answered >= trial.sent || *answer != tried(is_large) {
+            return Err(Broken::NotAsked);
+        }
+        trial.answered += 1;
+        self.used_messages -= 1;
+        if trial.answered == TRIALS {
+            self.trial = None;
+        }
+        Ok(())
     }
 
     /// Takes a fetch or call, or gives it back when what was granted is used up.
@@ -202,6 +273,9 @@ impl Asking {
     pub fn next(&mut self, room: usize, now: Time, mut send: impl FnMut(&[u8])) -> bool {
         if room == 0 {
             return false;
+        }
+        if self.next_trial(&mut send) {
+            return true;
         }
         if let Some(tag) = self.cancels.pop_front() {
             self.cancelled.insert(tag);
@@ -255,6 +329,9 @@ impl Asking {
     /// Why the connection must be ended.
     pub fn received(&mut self, bytes: &[u8], now: Time) -> Result<Option<TransportEvent>, Broken> {
         let (answer, checksums) = decode_answer(bytes)?;
+        if answer.tag & TRIAL_TAG != 0 {
+            return self.tried(&answer).map(|()| None);
+        }
         if answer.tag & CANCEL_TAG != 0 {
             // The answer to the request itself came before.
             let tag = answer.tag & !CANCEL_TAG;
@@ -356,6 +433,12 @@ impl Asking {
                 tell(event);
             }
         }
+        if let Some(trial) = self.trial.filter(|trial| trial.until <= now) {
+            return Err(match trial.answered {
+                0 => Broken::NothingPasses,
+                _ => Broken::NothingLargePasses,
+            });
+        }
         match self.given_up.first() {
             Some((since, _)) if *since + Duration::from_millis(FLUSH_MS) <= now => {
                 Err(Broken::Silent)
@@ -369,7 +452,8 @@ impl Asking {
         let first = |times: &BTreeSet<(Time, usize)>| times.first().map(|(time, _)| *time);
         let silent = first(&self.given_up).map(|since| since + Duration::from_millis(FLUSH_MS));
         let deadline = first(&self.deadlines).unwrap_or(Time::NEVER);
-        deadline.min(silent.unwrap_or(Time::NEVER))
+        let trial = self.trial.map_or(Time::NEVER, |trial| trial.until);
+        deadline.min(silent.unwrap_or(Time::NEVER)).min(trial)
     }
 
     /// Bytes of answers that are under way, as they are counted against what was granted.
@@ -379,7 +463,8 @@ impl Asking {
 
     /// Whether anything is under way.
     pub fn is_idle(&self) -> bool {
-        self.asked.is_empty() && self.cancelled.is_empty() && self.cancels.is_empty()
+        let nothing = self.asked.is_empty() && self.cancelled.is_empty() && self.cancels.is_empty();
+        nothing && self.trial.is_none()
     }
 
     /// When it last carried something.

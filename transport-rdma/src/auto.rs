@@ -3,7 +3,8 @@
 //! There is no device in here: both ways are [`Transport`]s, so that the simulator and the conformance suite run this code as it is.
 //!
 //! What a queue pair fails with [`TransportError::Unreachable`] is asked again over TCP with what is left of its time, in the same lease;
-//! the engine does not notice. The link then stays on TCP for [`PROBE_PAUSE`], and is introduced anew when the next request comes.
+//! the engine does not notice. The link then stays on TCP for [`PROBE_PAUSE`] (twice as long each time that it breaks soon again), and is
+//! introduced anew when the next request comes. So is asked again what gets no answer while nothing long comes over its link at all.
 //! A peer that breaks the protocol is not asked again: the engine goes elsewhere.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -12,12 +13,27 @@ use std::time::Duration;
 
 use forebay_engine::arena::Lease;
 use forebay_engine::ports::{
-    Class, Clock, FetchTag, Full, PeerCore, PeerFetch, RequestHandle, Time, Transport,
+    Class, Clock, FetchStatus, FetchTag, Full, PeerCore, PeerFetch, RequestHandle, Time, Transport,
     TransportError, TransportEvent, TransportOp,
 };
 
 /// A link that broke stays on TCP for so long.
 pub const PROBE_PAUSE: Duration = Duration::from_secs(10);
+
+/// One that breaks again and again, or carries nothing, for twice as long each time, up to this.
+pub const PROBE_PAUSE_MAX: Duration = Duration::from_secs(160);
+
+/// One that held for so long was good: what breaks it then is the first time.
+pub const GOOD: Duration = Duration::from_secs(60);
+
+/// Requests with more time than twice this are asked over TCP as well when half of it is over and nothing long came meanwhile.
+const DOUBT_MIN: Duration = Duration::from_millis(500);
+
+/// So often requests are looked through for those.
+const DOUBT_LOOK: Duration = Duration::from_millis(100);
+
+/// Bytes of an answer that shows that a link carries what is long.
+const LONG_BYTES: u32 = 4_096;
 
 /// The other end has no RDMA at all: as long as it runs that stays so, most likely.
 pub const LACKING_PAUSE: Duration = Duration::from_secs(60);
@@ -43,6 +59,8 @@ pub enum Readiness {
     Unavailable(String),
     /// The same, because the other end has no RDMA.
     Lacking(String),
+    /// The same: a queue pair was made, but carries nothing.
+    Useless(String),
 }
 
 /// A transport whose links have to be made first.
@@ -73,6 +91,37 @@ struct Link {
     /// Until then it is not tried again.
     not_before: Time,
     used_at: Time,
+    /// How often in a row it broke soon, or carried nothing.
+    failures: u32,
+    /// Since when requests go over queue pairs; of a link over TCP none.
+    since: Option<Time>,
+    /// How often it left queue pairs: a request of an earlier time says nothing of what was made since.
+    generation: u64,
+    /// When something long came last.
+    long_at: Time,
+}
+
+impl Link {
+    /// It is of no use for now: over TCP it goes on, and why.
+    fn fail(&mut self, why: &str, now: Time) -> Path {
+        let was_good = self.since.is_some_and(|since| now.since(since) >= GOOD);
+        self.failures = match was_good {
+            true => 1,
+            false => self.failures.saturating_add(1),
+        };
+        let doublings = (self.failures - 1).min(u32::BITS - 1);
+        let pause = PROBE_PAUSE
+            .saturating_mul(1 << doublings)
+            .min(PROBE_PAUSE_MAX);
+        self.not_before = now + pause;
+        Path::Tcp(match self.failures {
+            1 => why.to_owned(),
+            count => format!(
+                "{why} ({count} times in a row: it is tried again after {} s)",
+                pause.as_secs()
+            ),
+        })
+    }
 }
 
 /// A request that is with the queue pairs, and what asking it again takes.
@@ -82,6 +131,12 @@ struct Again {
     ask: What,
     deadline: Time,
     cancelled: bool,
+    /// When it was asked, and of which of the link's times it is.
+    asked_at: Time,
+    generation: u64,
+    /// When it is doubted that an answer comes; then whether that was so.
+    doubt_at: Time,
+    doubted: bool,
 }
 
 #[derive(Debug)]
@@ -98,6 +153,8 @@ pub struct Auto<V, T> {
     links: BTreeMap<PeerCore, Link>,
     /// When links were last looked through for those to forget.
     swept_at: Time,
+    /// When requests are next looked through for those to be doubted.
+    doubt_at: Time,
     /// Whose turn it is to be polled first: a busy one must not keep the other from its work.
     tcp_first: bool,
     over_verbs: BTreeMap<FetchTag, Again>,
@@ -126,6 +183,7 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             verbs,
             tcp,
             swept_at: clock.now(),
+            doubt_at: Time::NEVER,
             tcp_first: false,
             clock: Box::new(clock),
             links: BTreeMap::new(),
@@ -152,13 +210,17 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         self.sweep(now);
         if self.verbs.take_revival() {
             for link in self.links.values_mut() {
-                link.not_before = now;
+                (link.not_before, link.failures) = (now, 0);
             }
         }
         let link = self.links.entry(to).or_insert_with(|| Link {
             path: Path::Tcp(NOT_TRIED.into()),
             not_before: now,
             used_at: now,
+            failures: 0,
+            since: None,
+            generation: 0,
+            long_at: now,
         });
         link.used_at = now;
         if now < link.not_before {
@@ -179,6 +241,7 @@ impl<V: Linked, T: Transport> Auto<V, T> {
                 link.not_before = now + LACKING_PAUSE;
                 Path::Tcp(why)
             }
+            Readiness::Useless(why) => link.fail(&why, now),
         };
         let ready = path == Path::Verbs;
         self.turn_to(to, path);
@@ -190,6 +253,9 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             return;
         };
         if link.path != path {
+            let by_verbs = path == Path::Verbs;
+            link.generation += u64::from(link.path == Path::Verbs);
+            link.since = by_verbs.then(|| self.clock.now());
             link.path = path;
             if let Some(watch) = &mut self.watch {
                 watch(to, &link.path);
@@ -208,10 +274,91 @@ impl<V: Linked, T: Transport> Auto<V, T> {
 
     fn broke(&mut self, to: PeerCore, error: TransportError) {
         let now = self.clock.now();
+        let why = format!("the queue pair broke: {error}");
         if let Some(link) = self.links.get_mut(&to) {
-            link.not_before = now + PROBE_PAUSE;
+            let path = link.fail(&why, now);
+            self.turn_to(to, path);
         }
-        self.turn_to(to, Path::Tcp(format!("the queue pair broke: {error}")));
+    }
+
+    /// Whether a request was asked over queue pairs that the link still has, as far as is known.
+    fn is_present(&self, again: &Again) -> bool {
+        let link = self.links.get(&again.to);
+        link.is_some_and(|link| link.generation == again.generation)
+    }
+
+    /// Half of a request's time is over, and nothing long has come over its link: it is taken back, to be asked over TCP. A peer that is
+    /// merely slow answers others meanwhile, or that it is taken back.
+    fn doubt(&mut self) {
+        let now = self.clock.now();
+        if now < self.doubt_at {
+            return;
+        }
+        let mut next = Time::NEVER;
+        for (tag, again) in &mut self.over_verbs {
+            if now < again.doubt_at || again.cancelled {
+                next = next.min(again.doubt_at);
+                continue;
+            }
+            let long_at = self
+                .links
+                .get(&again.to)
+                .map_or(Time(0), |link| link.long_at);
+            if long_at > again.asked_at {
+                // It carries: once more half of what is left.
+                again.asked_at = now;
+                again.doubt_at = doubt_at(now, again.deadline);
+                next = next.min(again.doubt_at);
+                continue;
+            }
+            (again.doubted, again.doubt_at) = (true, Time::NEVER);
+            self.verbs.cancel(*tag);
+        }
+        self.doubt_at = next.max(now + DOUBT_LOOK);
+    }
+
+    /// What a queue pair did for a request, as far as it tells of the link. Whether the request goes to TCP.
+    fn judge(
+        &mut self,
+        again: &Again,
+        result: Result<FetchStatus, TransportError>,
+        len_bytes: u32,
+    ) -> bool {
+        let now = self.clock.now();
+        let error = match result {
+            Ok(_) => {
+                if len_bytes >= LONG_BYTES
+                    && let Some(link) = self.links.get_mut(&again.to)
+                {
+                    link.long_at = now;
+                }
+                return false;
+            }
+            Err(error) => error,
+        };
+        let is_gone = error == TransportError::Unreachable || again.doubted;
+        let broke = match error {
+            TransportError::Protocol => true,
+            _ => is_gone && !self.verbs.reaches(again.to),
+        };
+        if broke && self.is_present(again) {
+            self.broke(again.to, error);
+        }
+        // Doubted, it was taken back by nobody but this.
+        is_gone && error != TransportError::Protocol && now < again.deadline
+    }
+
+    /// A request is with the queue pairs.
+    fn keep(&mut self, tag: FetchTag, mut again: Again) {
+        let now = self.clock.now();
+        again.asked_at = now;
+        again.generation = self.links.get(&again.to).map_or(0, |link| link.generation);
+        // How long a call takes is its own affair: a warm-up waits for disks.
+        if matches!(again.ask, What::Fetch(_)) {
+            again.doubt_at = doubt_at(now, again.deadline);
+            self.doubt_at = self.doubt_at.min(again.doubt_at);
+        }
+        self.over_verbs.insert(tag, again);
     }
 
     /// A queue pair ended a request. None when it is asked again over TCP.
@@ -226,22 +373,17 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         else {
             return Some(event);
         };
-        let again = self.over_verbs.remove(&tag);
-        if let (
-            Err(error @ (TransportError::Unreachable | TransportError::Protocol)),
-            Some(again),
-        ) = (result, again)
-        {
-            let unreachable = error == TransportError::Unreachable;
-            if !unreachable || !self.verbs.reaches(again.to) {
-                self.broke(again.to, error);
-            }
-            if unreachable && again.cancelled {
+        if let Some(again) = self.over_verbs.remove(&tag) {
+            let asked_again = self.judge(&again, result, len_bytes);
+            if result == Err(TransportError::Unreachable) && again.cancelled {
                 // TCP could still reach it: nothing is held against the peer.
                 result = Err(TransportError::Cancelled);
-            } else if unreachable && self.clock.now() < again.deadline {
+            } else if asked_again && !again.cancelled {
                 self.waiting.push_back((tag, again, lease));
                 return None;
+            } else if again.doubted && !again.cancelled && result == Err(TransportError::Cancelled)
+            {
+                result = Err(TransportError::Timeout);
             }
         }
         Some(TransportEvent::Fetched {
@@ -349,6 +491,10 @@ fn parts(op: TransportOp) -> Option<(FetchTag, Again, Lease)> {
         ask,
         deadline,
         cancelled: false,
+        asked_at: Time(0),
+        generation: 0,
+        doubt_at: Time::NEVER,
+        doubted: false,
     };
     Some((tag, again, lease))
 }
@@ -378,8 +524,21 @@ fn kept(op: &TransportOp) -> Option<(FetchTag, Again)> {
         ask,
         deadline,
         cancelled: false,
+        asked_at: Time(0),
+        generation: 0,
+        doubt_at: Time::NEVER,
+        doubted: false,
     };
     Some((tag, again))
+}
+
+/// When half of a request's time is over; never of one that has little.
+fn doubt_at(now: Time, deadline: Time) -> Time {
+    let half = deadline.since(now) / 2;
+    match deadline == Time::NEVER || half < DOUBT_MIN {
+        true => Time::NEVER,
+        false => now + half,
+    }
 }
 
 fn marked(event: TransportEvent) -> TransportEvent {
@@ -450,12 +609,15 @@ impl<V: Linked, T: Transport> Transport for Auto<V, T> {
             return self.tcp.submit(op);
         }
         self.verbs.submit(op)?;
-        self.over_verbs.insert(tag, again);
+        self.keep(tag, again);
         Ok(())
     }
 
     fn poll(&mut self) -> Option<TransportEvent> {
         self.tcp_first = !self.tcp_first;
+        if !self.over_verbs.is_empty() {
+            self.doubt();
+        }
         if self.tcp_first
             && let Some(event) = self.poll_tcp()
         {
@@ -491,7 +653,8 @@ impl<V: Linked, T: Transport> Transport for Auto<V, T> {
                 true => self.clock.now(),
                 false => again.deadline,
             });
-        let own = waiting.min().unwrap_or(Time::NEVER);
+        let doubt = (!self.over_verbs.is_empty()).then_some(self.doubt_at);
+        let own = waiting.chain(doubt).min().unwrap_or(Time::NEVER);
         own.min(self.verbs.wake_at()).min(self.tcp.wake_at())
     }
 }

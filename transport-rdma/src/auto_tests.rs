@@ -37,6 +37,19 @@ struct Script {
 }
 
 impl Script {
+    /// All that was submitted ends with its bytes.
+    fn answers(&mut self) {
+        for (tag, lease) in self.taken.drain(..) {
+            self.events.push_back(TransportEvent::Fetched {
+                tag,
+                lease,
+                result: Ok(FetchStatus::Bytes),
+                len_bytes: 4_096,
+                checksums: Vec::new(),
+            });
+        }
+    }
+
     fn fails(&mut self, error: TransportError) {
         for (tag, lease) in self.taken.drain(..) {
             self.events.push_back(TransportEvent::Fetched {
@@ -111,6 +124,21 @@ impl Bench {
     }
 
     fn fetch(&mut self, tag: u64, to: u64) {
+        self.fetch_until(tag, to, Time::NEVER);
+    }
+
+    fn at_s(&self, seconds: u64) {
+        self.now.0.replace(Time(0) + Duration::from_secs(seconds));
+    }
+
+    fn why_tcp(&self) -> Option<String> {
+        match self.auto.paths().next() {
+            Some((_, Path::Tcp(why))) => Some(why.clone()),
+            _ => None,
+        }
+    }
+
+    fn fetch_until(&mut self, tag: u64, to: u64, deadline: Time) {
         let (tag, lease) = (FetchTag(tag), self.arena.lease(4_096, Share::Demand));
         let op = TransportOp::Fetch {
             tag,
@@ -131,7 +159,7 @@ impl Bench {
                 verify: false,
             },
             lease: lease.expect("a lease"),
-            deadline: Time::NEVER,
+            deadline,
         };
         self.auto.submit(op).expect("to be taken");
     }
@@ -289,4 +317,168 @@ fn a_link_that_has_lost_one_of_several_connections_stays() {
         let over_verbs = bench.auto.paths().any(|(_, path)| *path == Path::Verbs);
         assert!(!over_verbs);
     }
+}
+
+/// Seconds after which a link is tried again, by a request each second.
+fn tried_at(bench: &mut Bench, end_s: u64, mut fails: impl FnMut(&mut Bench)) -> Vec<u64> {
+    let mut tried = Vec::new();
+    for second in 0..end_s {
+        bench.at_s(second);
+        let before = bench.auto.verbs.asked;
+        bench.fetch(second, 2);
+        if bench.auto.verbs.asked > before {
+            tried.push(second);
+            fails(bench);
+            assert!(bench.auto.poll().is_none());
+        }
+        bench.auto.tcp.taken.clear();
+    }
+    tried
+}
+
+#[test]
+fn a_link_that_breaks_again_and_again_is_tried_more_and_more_rarely() {
+    let expected = [0, 10, 30, 70, 150, 310, 470, 630];
+    let mut bench = Bench::new();
+    let tried = tried_at(&mut bench, 700, |bench| {
+        bench.auto.verbs.fails(TransportError::Unreachable);
+    });
+    assert_eq!(tried, expected);
+    let why = bench.why_tcp().unwrap();
+    assert!(
+        why.contains("(8 times in a row: it is tried again after 160 s)"),
+        "{why}"
+    );
+    // The same of one that is made and carries nothing; the first time nothing is said of times.
+    let mut bench = Bench::new();
+    bench.auto.verbs.readiness = Some(Readiness::Useless("nothing long passes".into()));
+    let mut told = Vec::new();
+    let tried = tried_at(&mut bench, 700, |bench| told.extend(bench.why_tcp()));
+    assert_eq!(tried, expected);
+    assert_eq!(told[0], "nothing long passes");
+    assert!(
+        told[1].starts_with("nothing long passes (2 times in a row"),
+        "{}",
+        told[1]
+    );
+}
+
+#[test]
+fn a_link_that_held_for_a_while_begins_anew_with_short_pauses() {
+    let mut bench = Bench::new();
+    for second in [0, 10, 30] {
+        bench.at_s(second);
+        bench.fetch(second, 2);
+        bench.auto.verbs.fails(TransportError::Unreachable);
+        assert!(bench.auto.poll().is_none());
+    }
+    // Not tried before it is time, then it holds.
+    for (second, by_verbs) in [(69, 0), (70, 1), (70 + GOOD.as_secs(), 1)] {
+        bench.at_s(second);
+        bench.fetch(second, 2);
+        assert_eq!(bench.auto.verbs.taken.len(), by_verbs, "at {second} s");
+        bench.auto.verbs.answers();
+        bench.ends(1);
+    }
+    bench.fetch(999, 2);
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    bench.ends(1);
+    assert!(!bench.why_tcp().unwrap().contains("in a row"));
+    bench.at_s(70 + GOOD.as_secs() + PROBE_PAUSE.as_secs());
+    bench.fetch(1_000, 2);
+    assert_eq!(bench.auto.verbs.taken.len(), 1);
+}
+
+/// A port was down for a moment: its requests end late, when the link has left them behind.
+#[test]
+fn requests_of_what_a_link_was_say_nothing_of_what_it_is() {
+    let mut bench = Bench::new();
+    bench.fetch(1, 2);
+    let late: Vec<_> = bench.auto.verbs.taken.drain(..).collect();
+    bench.auto.verbs.readiness = Some(Readiness::Connecting);
+    bench.fetch(2, 2);
+    bench.auto.verbs.taken = late;
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    assert_eq!(bench.ends(1), [], "it is asked again over TCP");
+    assert_eq!(bench.auto.tcp.taken.len(), 2);
+    bench.auto.verbs.readiness = None;
+    bench.fetch(3, 2);
+    assert_eq!(bench.auto.verbs.taken.len(), 1, "the new one is used");
+    // What is asked by that one counts.
+    bench.auto.verbs.fails(TransportError::Unreachable);
+    bench.ends(1);
+    bench.fetch(4, 2);
+    assert!(bench.auto.verbs.taken.is_empty());
+}
+
+const DEADLINE: Time = Time(8_000_000_000);
+
+#[test]
+fn what_gets_no_answer_in_half_of_its_time_is_asked_over_tcp_where_nothing_long_comes() {
+    let mut bench = Bench::new();
+    bench.fetch_until(1, 2, DEADLINE);
+    assert!(
+        bench.auto.wake_at() <= Time(4_000_000_000),
+        "it looks in time"
+    );
+    bench.at_s(3);
+    assert_eq!(bench.ends(1), []);
+    assert!(bench.auto.verbs.cancelled.is_empty());
+    bench.at_s(4);
+    assert_eq!(bench.ends(1), []);
+    assert_eq!(bench.auto.verbs.cancelled, [FetchTag(1)]);
+    // Nobody answers that it is taken back either: the queue pair is ended, and the link is on TCP.
+    bench.auto.verbs.fails(TransportError::Cancelled);
+    assert_eq!(bench.ends(1), []);
+    assert_eq!(bench.auto.tcp.taken.len(), 1);
+    assert!(bench.why_tcp().is_some());
+    bench.auto.tcp.answers();
+    assert_eq!(bench.ends(1), [(FetchTag(1), Ok(FetchStatus::Bytes))]);
+    // One that the peer gives back at once leaves the link as it is.
+    let mut bench = Bench::new();
+    bench.auto.verbs.is_wide = true;
+    bench.fetch_until(1, 2, DEADLINE);
+    bench.at_s(4);
+    bench.ends(1);
+    bench.auto.verbs.fails(TransportError::Cancelled);
+    assert_eq!(bench.ends(1), []);
+    assert_eq!((bench.auto.tcp.taken.len(), bench.why_tcp()), (1, None));
+}
+
+#[test]
+fn a_peer_that_is_slow_while_long_answers_come_is_waited_for() {
+    let mut bench = Bench::new();
+    bench.auto.verbs.is_wide = true;
+    bench.fetch_until(1, 2, DEADLINE);
+    let slow = bench.auto.verbs.taken.pop();
+    bench.at_s(2);
+    bench.fetch_until(2, 2, DEADLINE);
+    bench.auto.verbs.answers();
+    assert_eq!(bench.ends(1).len(), 1);
+    bench.at_s(4);
+    assert_eq!(bench.ends(1), []);
+    assert!(bench.auto.verbs.cancelled.is_empty());
+    // Half of what is left, and nothing came since.
+    bench.at_s(6);
+    assert_eq!(bench.ends(1), []);
+    assert_eq!(bench.auto.verbs.cancelled, [FetchTag(1)]);
+    // Too late for TCP: it is late, not cancelled by anybody.
+    bench.auto.verbs.taken.extend(slow);
+    bench.at_s(8);
+    bench.auto.verbs.fails(TransportError::Cancelled);
+    assert_eq!(bench.ends(1), [(FetchTag(1), Err(TransportError::Timeout))]);
+}
+
+#[test]
+fn what_the_engine_cancels_is_not_asked_again_though_it_was_doubted() {
+    let mut bench = Bench::new();
+    bench.auto.verbs.is_wide = true;
+    bench.fetch_until(1, 2, DEADLINE);
+    bench.at_s(4);
+    bench.ends(1);
+    bench.auto.cancel(FetchTag(1));
+    bench.auto.verbs.fails(TransportError::Cancelled);
+    let ends = bench.ends(1);
+    assert_eq!(ends, [(FetchTag(1), Err(TransportError::Cancelled))]);
+    assert!(bench.auto.tcp.taken.is_empty());
 }

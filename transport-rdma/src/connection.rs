@@ -10,7 +10,7 @@ use crate::asking::{Asking, Broken, Destroyed};
 use crate::limits::{IDLE_S, IDLE_SERVING_S};
 use crate::links::LinkRecord;
 use crate::rail::Rail;
-use crate::serving::{Breach, Serving};
+use crate::serving::{Breach, Serving, Written};
 use crate::status::WorkFault;
 use crate::wire::{ConnectionId, Wire};
 
@@ -29,6 +29,8 @@ pub(crate) enum Ended {
     Nonsense,
     #[error("the device says that the queue pair is in error")]
     InError,
+    #[error("it was tried out in vain: {0}")]
+    Tried(Broken),
     #[error("closed: {0}")]
     Closed(&'static str),
 }
@@ -142,9 +144,10 @@ impl Connection {
                 while posted.is_ok()
                     && wire.room() >= works_max
                     && wire.messages_room() > 0
-                    && serving.next(|payload, message| {
-                        let written = match payload {
-                            Some((payload, to)) => wire.write(rail, payload, to),
+                    && serving.next(|written, message| {
+                        let written = match written {
+                            Some((Written::Payload(payload), to)) => wire.write(rail, payload, to),
+                            Some((Written::Trial, to)) => wire.write_trial(rail, to),
                             None => Ok(()),
                         };
                         match written.and_then(|()| wire.send(message)) {

@@ -627,11 +627,20 @@ impl<C: Connector> Control<C> {
         Ok((prepare, connect))
     }
 
-    /// How to connect by a device, with packets marked as its rail wants.
+    /// How to connect by a device, with packets marked and from the GID that its rail wants.
     fn connect_steps(&mut self, by: CmId, device: &str) -> Result<ConnectSteps, VerbsError> {
-        let rail = self.shared.rail_of(device);
-        let marking = rail.map(|rail| rail.marking).unwrap_or_default();
-        Ok(self.cm.connect_steps(by)?.marked(marking))
+        let steps = self.cm.connect_steps(by)?;
+        let Some(rail) = self.shared.rail_of(device) else {
+            return Ok(steps);
+        };
+        let steps = match (rail.forces_gid, steps.gid_index()) {
+            (true, Some(_)) => steps.by_gid(rail.gid_index),
+            (_, took) => {
+                self.shared.gid_taken(&rail, took);
+                steps
+            }
+        };
+        Ok(steps.marked(rail.marking))
     }
 
     /// The peer accepts: only one that proves who it is may write into this node's memory.

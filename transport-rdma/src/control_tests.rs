@@ -26,6 +26,8 @@ const GRANT: Grant = Grant {
     messages: RECEIVES,
     credit_bytes: 2 << 20,
 };
+/// The entry that the kernel's connection manager chooses.
+const KERNELS_GID: u8 = 0;
 const OWN_PAIR: u32 = 70;
 const PEERS_PAIR: u32 = 71;
 
@@ -98,7 +100,7 @@ impl Connector for Script {
     }
 
     fn connect_steps(&mut self, _: CmId) -> Result<ConnectSteps, VerbsError> {
-        Ok(ConnectSteps::nothing())
+        Ok(ConnectSteps::nothing_by(KERNELS_GID))
     }
 
     fn connect(&mut self, id: CmId, _: u32, private: &[u8]) -> Result<(), VerbsError> {
@@ -452,6 +454,32 @@ fn strangers_are_rejected_before_any_core_hears_of_them() {
     let event = requested(&bench, 201, right);
     assert!(bench.turn([], [event]).is_empty());
     assert_eq!(bench.control.cm.private, [Refused::Ticket.code()]);
+}
+
+/// Of both sides: who asks, and who is asked.
+#[test]
+fn packets_have_the_gid_that_a_flag_names_and_else_the_kernels() {
+    for (forces_gid, index) in [(true, 1), (false, KERNELS_GID)] {
+        let mut bench = Bench::new();
+        let mut rail = bench.shared().rails();
+        // Another port makes it another rail.
+        (rail[0].forces_gid, rail[0].port) = (forces_gid, 2);
+        bench.shared().add_rails(&rail);
+        assert!(matches!(bench.turn([], [])[..], [ToCore::Devices(_)]));
+        let (by, _) = bench.asked();
+        let reply = bench.reply();
+        let told = bench.turn([], [accepted(by, reply)]);
+        let [ToCore::Begin { connect, .. }] = &told[..] else {
+            panic!("it does not begin");
+        };
+        assert_eq!(connect.gid_index(), Some(index));
+        let event = requested(&bench, 100, question(&bench, 1));
+        let told = bench.turn([], [event]);
+        let [ToCore::Accept { connect, .. }] = &told[..] else {
+            panic!("it is not accepted");
+        };
+        assert_eq!(connect.gid_index(), Some(index));
+    }
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! A member's RDMA: its rails, the thread that makes connections, and the way from one to the other.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -15,6 +16,7 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::control::Control;
+use crate::gids;
 use crate::introduce::{Ends, Offer, Refused, Session, Tickets};
 use crate::inventory::Rail;
 use crate::limits::TICKET_BYTES;
@@ -42,11 +44,17 @@ pub struct NoOffer {
     pub why: String,
     /// The peer has no RDMA at all: it is asked more rarely.
     pub lacks: bool,
+    /// A connection was made, and carries nothing, or nothing long.
+    pub carries_nothing: bool,
 }
 
 impl From<String> for NoOffer {
     fn from(why: String) -> Self {
-        NoOffer { why, lacks: false }
+        NoOffer {
+            why,
+            lacks: false,
+            carries_nothing: false,
+        }
     }
 }
 
@@ -93,6 +101,8 @@ pub(crate) struct Shared {
     pub links: Links,
     /// Where rails are listened at now.
     pub listening: Mutex<Vec<SocketAddr>>,
+    /// Devices of which the kernel takes another GID than it should, and what to do.
+    wrong_gids: Mutex<BTreeMap<String, String>>,
     /// How the ports of devices are.
     ports: Mutex<Ports>,
     seats: Mutex<Vec<Option<Arc<Seat>>>>,
@@ -113,6 +123,7 @@ impl Shared {
             tickets: Mutex::new(Tickets::new()),
             links: Links::default(),
             listening: Mutex::default(),
+            wrong_gids: Mutex::default(),
             ports: Mutex::default(),
             seats: Mutex::new((0..config.cores).map(|_| None).collect()),
             told: SegQueue::new(),
@@ -159,6 +170,20 @@ impl Shared {
     /// When that is due.
     pub fn due_at(&self) -> Option<Time> {
         self.ports.lock().due_at()
+    }
+
+    /// Which of its port's GIDs the kernel chose for a connection by a rail. What is wrong with it is told once, and shown.
+    pub fn gid_taken(&self, rail: &Rail, took: Option<u8>) {
+        let wrong = took.and_then(|took| gids::wrong(rail, took));
+        let mut known = self.wrong_gids.lock();
+        match wrong {
+            Some(why) => {
+                if known.insert(rail.device.clone(), why.clone()).is_none() {
+                    tracing::warn!("RDMA device {why}");
+                }
+            }
+            None => _ = known.remove(&rail.device),
+        }
     }
 
     /// All rails, up or not.
@@ -391,6 +416,11 @@ impl Endpoint {
     /// Devices whose port reaches no peer now, and why.
     pub fn down(&self) -> Vec<String> {
         self.shared.ports.lock().down()
+    }
+
+    /// Of which devices the kernel takes another GID than it should, and what to do.
+    pub fn wrong_gids(&self) -> Vec<String> {
+        self.shared.wrong_gids.lock().values().cloned().collect()
     }
 
     /// Every connection between cores, and those that should be there.

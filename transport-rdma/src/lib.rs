@@ -22,6 +22,7 @@
 //! | [`introduce`] | how two cores that proved each other over TCP find each other's queue pair; no device in there |
 //! | `ways` | by which addresses a connection goes |
 //! | `ports` | which ports are down, and how often people are told |
+//! | `gids` | whether the kernel chose the GID that it should |
 //! | `numa` | which memory a device and a thread are near to |
 //! | [`auto`] | this way and TCP as one: which a link takes, and what happens when a queue pair breaks |
 //! | [`inventory`] | what RDMA a machine has, and which ports are a member's rails |
@@ -76,6 +77,7 @@ mod control;
 pub mod endpoint;
 mod error;
 mod events;
+mod gids;
 pub mod introduce;
 pub mod inventory;
 pub mod limits;

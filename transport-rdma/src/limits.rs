@@ -86,6 +86,12 @@ pub const FLUSH_MS: u64 = 250;
 pub const DRAIN_MS: u64 = 250;
 /// A queue pair that the device did not destroy is tried again after so long.
 pub const DESTROY_PAUSE_MS: u64 = 1_000;
+/// A new connection is tried out with a write of so many bytes before anything is asked on it: two packets of the longest kind.
+pub const TRIAL_BYTES: usize = 8_192;
+/// What is not written by then is not going to come.
+pub const TRIAL_MS: u64 = 3_000;
+/// Messages of a trial: one that is answered by a message alone, and one by the write as well.
+pub const TRIALS: u16 = 2;
 /// Sends and writes that a connection has under way.
 pub const SENDS: u32 = 128;
 /// Work between two completions that are asked for, at most.
@@ -108,5 +114,6 @@ const _: () = {
     assert!(REQUEST_MESSAGE_BYTES <= 128, "a request travels inline");
     assert!(REQUEST_MESSAGE_BYTES <= SLOT_BYTES);
     // With its cancel, and room for the next one.
-    assert!(RECEIVES as usize >= 2 * (REQUEST_MESSAGES_MAX + 1));
+    assert!(RECEIVES as usize >= 2 * (REQUEST_MESSAGES_MAX + 1) + TRIALS as usize);
+    assert!(TRIAL_BYTES <= forebay_engine::limits::CHUNK_BYTES);
 };

@@ -41,6 +41,8 @@ struct Known {
     at: Option<IpAddr>,
     /// Requests go over it.
     is_up: bool,
+    /// It is tried out.
+    is_trying: bool,
 }
 
 /// Kept failures of links that nobody asks for any more.
@@ -61,7 +63,8 @@ pub(crate) trait Connections: Transport {
         to: PeerCore,
         connect: &ConnectSteps,
         grant: Grant,
-    ) -> Result<(), VerbsError>;
+    ) -> Result<bool, VerbsError>;
+    fn take_proven(&mut self) -> Vec<ConnectionId>;
     fn close(&mut self, id: ConnectionId, why: &'static str);
     fn record(&mut self, id: ConnectionId, record: Arc<LinkRecord>);
     fn lose(&mut self, device: &str);
@@ -96,8 +99,12 @@ impl Connections for RdmaTransport {
         to: PeerCore,
         connect: &ConnectSteps,
         grant: Grant,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<bool, VerbsError> {
         RdmaTransport::begin(self, id, to, connect, grant)
+    }
+
+    fn take_proven(&mut self) -> Vec<ConnectionId> {
+        RdmaTransport::take_proven(self)
     }
 
     fn close(&mut self, id: ConnectionId, why: &'static str) {
@@ -191,7 +198,10 @@ impl LinkedTransport {
             shared.credit_bytes,
             Box::new(clock.clone()),
         )?;
-        let transport = transport.armed_for_sleep(doorbell).telling_ends();
+        let transport = transport
+            .armed_for_sleep(doorbell)
+            .telling_ends()
+            .trying_out();
         let mut linked = LinkedTransport::over(transport, shared, (core, seat), Box::new(clock));
         linked.rails = devices.len();
         Ok(linked)
@@ -277,11 +287,15 @@ impl<T: Connections> LinkedTransport<T> {
                 grant,
             } => {
                 let begun = self.transport.begin(id, to, &connect, grant);
-                if begun.is_ok() {
-                    self.wanted.remove(&to);
-                    self.is_up(id);
+                match begun {
+                    Ok(true) => self.is_up(id),
+                    Ok(false) => {
+                        let known = self.known.get_mut(&id);
+                        known.into_iter().for_each(|known| known.is_trying = true);
+                    }
+                    Err(_) => {}
                 }
-                let begun = begun.map_err(|error| error.to_string());
+                let begun = begun.map(|_| ()).map_err(|error| error.to_string());
                 self.shared.tell(ToControl::Begun { by, begun });
             }
             ToCore::Close { id, why } => self.transport.close(id, why),
@@ -306,14 +320,18 @@ impl<T: Connections> LinkedTransport<T> {
             asks,
             at,
             is_up: false,
+            is_trying: false,
         };
         self.known.insert(id, known);
     }
 
     fn is_up(&mut self, id: ConnectionId) {
         if let Some(known) = self.known.get_mut(&id) {
-            known.is_up = true;
+            (known.is_up, known.is_trying) = (true, false);
             let (peer, asks) = (known.peer, known.asks);
+            if asks {
+                self.wanted.remove(&peer);
+            }
             let record = self.shared.links.record(self.core, peer, asks);
             record.set(LinkState::Up);
             record.set_connections(self.count(peer, asks));
@@ -412,11 +430,19 @@ impl<T: Connections> LinkedTransport<T> {
             let other = self.known.values();
             let is_other = |other: &Known| other.peer == known.peer && other.asks == known.asks;
             match other.into_iter().any(is_other) {
-                false => record.down(why),
+                false => record.down(why.clone()),
                 true if left == 0 => record.set(LinkState::Connecting),
                 true => {}
             }
             self.shared.tell(ToControl::Ended { by: known.by });
+            // Whoever waits for it is told: it was made, and is of no use.
+            if known.is_trying {
+                let no = NoOffer {
+                    carries_nothing: true,
+                    ..NoOffer::from(why)
+                };
+                self.failed(known.peer, no);
+            }
         }
     }
 }
@@ -443,9 +469,10 @@ impl<T: Connections> Linked for LinkedTransport<T> {
             }
             Some(Wanted::Failed(_)) => {
                 if let Some(Wanted::Failed(no)) = self.wanted.remove(&to) {
-                    return match no.lacks {
-                        true => Readiness::Lacking(no.why),
-                        false => Readiness::Unavailable(no.why),
+                    return match (no.lacks, no.carries_nothing) {
+                        (true, _) => Readiness::Lacking(no.why),
+                        (_, true) => Readiness::Useless(no.why),
+                        _ => Readiness::Unavailable(no.why),
                     };
                 }
             }
@@ -481,6 +508,9 @@ impl<T: Connections> Transport for LinkedTransport<T> {
             self.arrived(arrival);
         }
         let event = self.transport.poll();
+        for id in self.transport.take_proven() {
+            self.is_up(id);
+        }
         self.look_at_ports();
         self.look_for_ends();
         event

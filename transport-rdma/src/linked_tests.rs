@@ -27,6 +27,9 @@ struct Script {
     down: Option<String>,
     lost: Vec<String>,
     devices: Vec<String>,
+    /// Connections are tried out; those of which it has come out well.
+    tries: bool,
+    proven: Vec<ConnectionId>,
     full: bool,
     /// No place is free, but some could be made free.
     crowded: bool,
@@ -81,9 +84,15 @@ impl Connections for Script {
         to: PeerCore,
         _: &ConnectSteps,
         _: Grant,
-    ) -> Result<(), VerbsError> {
-        self.reached.push(to);
-        Ok(())
+    ) -> Result<bool, VerbsError> {
+        if !self.tries {
+            self.reached.push(to);
+        }
+        Ok(!self.tries)
+    }
+
+    fn take_proven(&mut self) -> Vec<ConnectionId> {
+        std::mem::take(&mut self.proven)
     }
 
     fn close(&mut self, id: ConnectionId, why: &'static str) {
@@ -320,8 +329,8 @@ fn why_there_is_no_link_is_told_once() {
     assert_eq!(bench.linked.prepare(to), Readiness::Connecting);
     assert_eq!(bench.wants(), 1);
     let why = NoOffer {
-        why: "it has no RDMA".into(),
         lacks: true,
+        ..NoOffer::from("it has no RDMA")
     };
     bench.told([ToCore::Unavailable { to, why }]);
     let lacking = Readiness::Lacking("it has no RDMA".into());
@@ -404,6 +413,44 @@ fn while_ports_are_down_nobody_is_asked_and_when_one_is_up_links_are_tried() {
     // Also one that could not be made before.
     assert_eq!(bench.linked.prepare(peer(2)), Readiness::Connecting);
     assert_eq!(bench.wants(), 1);
+}
+
+#[test]
+fn a_link_is_used_once_it_was_tried_out_and_said_to_be_useless_when_in_vain() {
+    let mut bench = Bench::new();
+    bench.linked.transport.tries = true;
+    assert_eq!(bench.linked.prepare(peer(2)), Readiness::Connecting);
+    bench.heard();
+    let id = bench.asked(10, peer(2));
+    assert_eq!(bench.linked.prepare(peer(2)), Readiness::Connecting);
+    assert_eq!(bench.state(peer(2), true).0, LinkState::Connecting);
+    bench.linked.transport.proven.push(id);
+    bench.linked.transport.reached.push(peer(2));
+    bench.told([]);
+    assert_eq!(bench.linked.prepare(peer(2)), Readiness::Ready);
+    assert_eq!(bench.state(peer(2), true).0, LinkState::Up);
+    // Another, in vain. It is told once, and the connection's end as ever.
+    assert_eq!(bench.linked.prepare(peer(3)), Readiness::Connecting);
+    bench.heard();
+    let id = bench.asked(11, peer(3));
+    let why = String::from("nothing long passes");
+    bench.linked.transport.ended.push((id, why.clone()));
+    assert_eq!(ended(&bench.told([])), [CmId(11)]);
+    assert_eq!(
+        bench.state(peer(3), true),
+        (LinkState::Down, Some(why.clone()))
+    );
+    assert_eq!(
+        bench.linked.prepare(peer(3)),
+        Readiness::Useless(why.clone())
+    );
+    assert_eq!(bench.linked.prepare(peer(3)), Readiness::Connecting);
+    bench.heard();
+    // A second one by another rail: the first carries on.
+    let id = bench.asked(12, peer(2));
+    bench.linked.transport.ended.push((id, why));
+    bench.told([]);
+    assert_eq!(bench.linked.prepare(peer(2)), Readiness::Ready);
 }
 
 /// It began without a rail: one that is found later is used at once.

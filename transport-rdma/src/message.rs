@@ -1,10 +1,10 @@
 //! Messages as they travel between queue pairs: the engine's headers, with what verbs need beside them.
 
-use forebay_engine::ports::{FetchStatus, PeerFailure};
+use forebay_engine::ports::{Class, FetchStatus, PeerFailure};
 use forebay_engine::wire::WireError;
-use forebay_engine::wire::header::{ANSWER_BYTES, Answer, REQUEST_BYTES, Request};
+use forebay_engine::wire::header::{ANSWER_BYTES, Answer, Ask, REQUEST_BYTES, Request};
 
-use crate::limits::{DESTINATION_BYTES, REQUEST_MESSAGE_BYTES};
+use crate::limits::{DESTINATION_BYTES, REQUEST_MESSAGE_BYTES, TRIAL_BYTES};
 
 /// Where the serving end writes an answer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +19,37 @@ pub struct Destination {
 
 /// Marks the answer to a cancel. Tags of requests never have it.
 pub const CANCEL_TAG: u64 = 1 << 63;
+
+/// Marks the messages of a trial. Tags of requests never have it.
+pub const TRIAL_TAG: u64 = 1 << 62;
+
+/// A message of a trial: with bytes to be written into the asker's memory, or without any.
+pub fn trial(is_large: bool) -> Request {
+    let ask = match is_large {
+        false => Ask::Cancel,
+        // No body follows it.
+        true => Ask::Call {
+            class: Class::Demand,
+            body_bytes: 1,
+            room_bytes: TRIAL_BYTES as u32,
+        },
+    };
+    Request {
+        tag: TRIAL_TAG | u64::from(is_large),
+        remaining_us: 0,
+        ask,
+    }
+}
+
+/// What answers a message of a trial.
+pub fn tried(is_large: bool) -> Answer {
+    Answer {
+        tag: TRIAL_TAG | u64::from(is_large),
+        status: FetchStatus::Failed(PeerFailure::Deadline),
+        len_bytes: 0,
+        checksums: 0,
+    }
+}
 
 /// A request's first message. A cancel has no destination and is shorter.
 pub fn encode_request(

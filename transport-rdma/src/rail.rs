@@ -2,10 +2,10 @@
 
 use forebay_engine::arena::Mapping;
 
-use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS};
+use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS, TRIAL_BYTES};
 use crate::{
-    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, Gid, PrepareStep,
-    ProtectionDomain, QueuePair, QueuePairSize, Verbs, VerbsError,
+    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, Gid, MemoryRegion,
+    PrepareStep, ProtectionDomain, QueuePair, QueuePairSize, Verbs, VerbsError,
 };
 
 /// Which device, by which of its addresses.
@@ -63,6 +63,8 @@ pub(crate) struct Rail {
     pub channel: CompletionChannel,
     /// All leases and frozen buffers.
     pub arena: ArenaRegion,
+    /// Where peers write, and what is written to them, when a connection is tried out. Nobody looks at it.
+    pub trial: MemoryRegion,
     pub domain: ProtectionDomain,
     pub device: Device,
     /// By what its port is reached.
@@ -107,11 +109,17 @@ impl Rail {
             });
         }
         let queue = CompletionQueue::with_channel(&channel, connections_max as u32 * of_one)?;
+        let of_peers = Access {
+            remote_write: true,
+            ..Access::LOCAL
+        };
+        let trial = MemoryRegion::new(&domain, TRIAL_BYTES, of_peers)?;
         let arena = lent(&domain, arena.clone())?;
         Ok(Rail {
             queue,
             channel,
             arena,
+            trial,
             domain,
             elements: device.elements_max().min(ELEMENTS_MAX),
             connections_max,

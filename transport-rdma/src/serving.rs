@@ -12,8 +12,10 @@ use forebay_engine::ports::{
 use forebay_engine::wire::WireError;
 use forebay_engine::wire::header::{Answer, Ask, Request};
 
-use crate::limits::SLOT_BYTES;
-use crate::message::{CANCEL_TAG, Destination, cancelled, decode_request, encode_answer};
+use crate::limits::{SLOT_BYTES, TRIAL_BYTES, TRIALS};
+use crate::message::{
+    CANCEL_TAG, Destination, TRIAL_TAG, cancelled, decode_request, encode_answer, trial, tried,
+};
 
 /// Why a peer's connection must be ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,6 +26,9 @@ pub enum Breach {
     /// More than was granted.
     #[error("it asks for more than it was granted")]
     Credit,
+    /// More trials than there are.
+    #[error("it tries the connection out again and again")]
+    Trial,
     /// Two requests of one tag.
     #[error("it uses the tag of a request that is not answered")]
     Tag,
@@ -62,6 +67,15 @@ struct Coming {
     body: Vec<u8>,
 }
 
+/// What is written before an answer's message.
+#[derive(Clone, Copy, Debug)]
+pub enum Written<'a> {
+    /// What was asked for.
+    Payload(&'a Payload),
+    /// A trial's bytes, whatever they are.
+    Trial,
+}
+
 #[derive(Debug)]
 struct Reply {
     answer: Answer,
@@ -69,6 +83,7 @@ struct Reply {
     payload: Option<Payload>,
     handle: Option<RequestHandle>,
     cost_bytes: u32,
+    is_trial: bool,
 }
 
 /// An answer that was posted and is not known to have left.
@@ -91,6 +106,8 @@ pub struct Serving {
     replies: [VecDeque<Reply>; 3],
     posted: VecDeque<Posted>,
     message: Vec<u8>,
+    /// Messages of trials that came.
+    trials: u16,
 }
 
 impl Serving {
@@ -106,6 +123,7 @@ impl Serving {
             replies: Default::default(),
             posted: VecDeque::new(),
             message: Vec::with_capacity(SLOT_BYTES),
+            trials: 0,
         }
     }
 
@@ -145,6 +163,9 @@ impl Serving {
         if request.tag & CANCEL_TAG != 0 {
             return Err(WireError::Unknown("tag").into());
         }
+        if request.tag & TRIAL_TAG != 0 {
+            return self.try_out(&request, destination).map(|()| None);
+        }
         let room = match request.ask {
             Ask::Cancel => {
                 if destination.is_some() {
@@ -175,6 +196,33 @@ impl Serving {
             return Ok(None);
         }
         Ok(Some(self.open(request, destination, None, handle, now)))
+    }
+
+    /// The asker tries the connection out.
+    fn try_out(
+        &mut self,
+        request: &Request,
+        destination: Option<Destination>,
+    ) -> Result<(), Breach> {
+        let is_large = destination.is_some();
+        let right = destination.is_none_or(|to| to.len_bytes as usize == TRIAL_BYTES);
+        if *request != trial(is_large) || !right {
+            return Err(WireError::Unknown("trial").into());
+        }
+        // Nothing else bounds them.
+        self.trials += 1;
+        if self.trials > TRIALS {
+            return Err(Breach::Trial);
+        }
+        self.replies[Class::Demand as usize].push_back(Reply {
+            answer: tried(is_large),
+            destination,
+            payload: None,
+            handle: None,
+            cost_bytes: 0,
+            is_trial: true,
+        });
+        Ok(())
     }
 
     fn open(
@@ -229,6 +277,7 @@ impl Serving {
             payload: None,
             handle: None,
             cost_bytes: 0,
+            is_trial: false,
         });
     }
 
@@ -286,6 +335,7 @@ impl Serving {
             payload,
             handle,
             cost_bytes: open.cost_bytes,
+            is_trial: false,
         });
     }
 
@@ -293,15 +343,23 @@ impl Serving {
     /// work request will complete last. False when there is none.
     pub fn next(
         &mut self,
-        post: impl FnOnce(Option<(&Payload, Destination)>, &[u8]) -> u64,
+        post: impl FnOnce(Option<(Written<'_>, Destination)>, &[u8]) -> u64,
     ) -> bool {
         let Some(reply) = self.replies.iter_mut().find_map(VecDeque::pop_front) else {
             return false;
         };
-        let written = reply.payload.as_ref().zip(reply.destination);
-        let checksums = written.map_or(&[][..], |(payload, _)| &payload.checksums);
+        let payload = reply
+            .payload
+            .as_ref()
+            .filter(|_| reply.destination.is_some());
+        let checksums = payload.map_or(&[][..], |payload| &payload.checksums);
         encode_answer(&reply.answer, checksums, &mut self.message);
-        let written = written.filter(|(payload, _)| !payload.parts.is_empty());
+        let written = match payload {
+            Some(payload) if payload.parts.is_empty() => None,
+            Some(payload) => Some(Written::Payload(payload)),
+            None => reply.is_trial.then_some(Written::Trial),
+        };
+        let written = written.zip(reply.destination);
         let work = post(written, &self.message);
         // Now, not when it completes: the asker may have the answer before this side knows that it left.
         self.lent_bytes -= u64::from(reply.cost_bytes);
@@ -369,3 +427,7 @@ fn cost_bytes(asked_bytes: u32) -> u32 {
 #[cfg(test)]
 #[path = "late_writes.rs"]
 mod late_writes;
+
+#[cfg(test)]
+#[path = "trial_tests.rs"]
+mod trial_tests;

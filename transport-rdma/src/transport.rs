@@ -48,6 +48,11 @@ pub struct RdmaTransport {
     /// The last turn stopped in the midst of completions.
     more: bool,
     credit_bytes: u32,
+    /// Connections are tried out before anything is asked on them; those that are being, and whom they lead to.
+    tries: bool,
+    trying: BTreeMap<ConnectionId, PeerCore>,
+    /// Connections that were tried out well since somebody asked.
+    proven: Vec<ConnectionId>,
     /// Connections that ended since somebody asked, and why; none where nobody will ask.
     ended: Option<Vec<(ConnectionId, String)>>,
     /// When devices were last looked at for what they tell unasked.
@@ -88,6 +93,9 @@ impl RdmaTransport {
         let ports = down.collect();
         Ok(RdmaTransport {
             rails,
+            tries: false,
+            trying: BTreeMap::new(),
+            proven: Vec::new(),
             ended: None,
             heard_at: now,
             ports,
@@ -158,7 +166,7 @@ impl RdmaTransport {
     }
 
     /// Connects what was offered, now that the peer has accepted and proven to be `to`: only now it may write into
-    /// this core's arena. Requests to `to` go this way from now on.
+    /// this core's arena. Requests to `to` go this way from now on, or once it was tried out. Whether they do now.
     ///
     /// # Errors
     /// The connection is closed then.
@@ -168,7 +176,7 @@ impl RdmaTransport {
         to: PeerCore,
         connect: &ConnectSteps,
         grant: Grant,
-    ) -> Result<(), VerbsError> {
+    ) -> Result<bool, VerbsError> {
         let now = self.clock.now();
         let offered = self.connections.get_mut(&id).filter(|connection| {
             matches!(connection.side, Side::Offered) && !connection.wire.has_failed()
@@ -180,15 +188,33 @@ impl RdmaTransport {
             });
         };
         let rail = self.rails.usable(connection.rail);
-        let key = rail.map(|rail| rail.arena.remote_key()).ok_or_else(gone)?;
+        let keys = rail.map(|rail| (rail.arena.remote_key(), rail.trial.remote(0)));
+        let (key, trial) = keys.ok_or_else(gone)?;
         let wire = &connection.wire;
         let connected = wire.connect(connect).and_then(|()| wire.let_write());
         if let Err(error) = connected {
             self.end(id, &Ended::Closed("it could not be connected"));
             return Err(error);
         }
-        connection.side = Side::Asking(Asking::new(grant, key, now));
-        let at = connection.rail;
+        let mut asking = Asking::new(grant, key, now);
+        if self.tries {
+            asking.try_out(trial.address, trial.key, now);
+        }
+        connection.side = Side::Asking(asking);
+        if self.tries {
+            self.trying.insert(id, to);
+            self.dirty.insert(id);
+            return Ok(false);
+        }
+        self.ask_by(id, to);
+        Ok(true)
+    }
+
+    /// Requests to `to` go by a connection from now on.
+    fn ask_by(&mut self, id: ConnectionId, to: PeerCore) {
+        let Some(at) = self.connections.get(&id).map(|connection| connection.rail) else {
+            return;
+        };
         let connections = &self.connections;
         let same_rail = |other: &ConnectionId| connections.get(other).is_some_and(|c| c.rail == at);
         let lanes = self.by_peer.entry(to).or_default();
@@ -197,7 +223,28 @@ impl RdmaTransport {
         if let Some(before) = before {
             self.end(before, &Ended::Closed("another has taken its place"));
         }
-        Ok(())
+    }
+
+    /// A connection's trial may be over.
+    fn may_be_proven(&mut self, id: ConnectionId) {
+        let side = self.connections.get(&id).map(|connection| &connection.side);
+        if matches!(side, Some(Side::Asking(asking)) if !asking.is_trying())
+            && let Some(to) = self.trying.remove(&id)
+        {
+            self.ask_by(id, to);
+            self.proven.push(id);
+        }
+    }
+
+    /// Connections that were tried out well since this was last called.
+    pub fn take_proven(&mut self) -> Vec<ConnectionId> {
+        mem::take(&mut self.proven)
+    }
+
+    /// From now on connections are tried out before anything is asked on them: whether they carry what is long.
+    pub fn trying_out(mut self) -> RdmaTransport {
+        self.tries = true;
+        self
     }
 
     /// Ends a connection. What is under way on it ends as `Unreachable`, once nothing can be written any more.
@@ -512,7 +559,12 @@ impl RdmaTransport {
         };
         match taken {
             // Room came free, or an answer is due.
-            Ok(()) => _ = self.dirty.insert(id),
+            Ok(()) => {
+                self.dirty.insert(id);
+                if !self.trying.is_empty() {
+                    self.may_be_proven(id);
+                }
+            }
             Err(why) => self.end(id, &why),
         }
     }
@@ -530,8 +582,10 @@ impl RdmaTransport {
             }
             if let Side::Asking(asking) = &mut connection.side {
                 let events = &mut self.events;
-                if let Err(why) = asking.tick(self.now, |event| events.push_back(event)) {
-                    broken.push((*id, Ended::Broken(why)));
+                match asking.tick(self.now, |event| events.push_back(event)) {
+                    Ok(()) => {}
+                    Err(why) if asking.is_trying() => broken.push((*id, Ended::Tried(why))),
+                    Err(why) => broken.push((*id, Ended::Broken(why))),
                 }
                 self.dirty.insert(*id);
             }
@@ -578,6 +632,7 @@ impl RdmaTransport {
             _ => tracing::warn!(connection = id.0, "RDMA connection ends: {why}"),
         }
         connection.wire.fail(self.now);
+        self.trying.remove(&id);
         if let Some(ended) = &mut self.ended {
             ended.push((id, why.to_string()));
         }

@@ -7,7 +7,8 @@ use forebay_engine::ports::{Payload, Time};
 
 use crate::asking::Destroyed;
 use crate::limits::{
-    DESTROY_PAUSE_MS, DRAIN_MS, RECEIVES, SEND_SLOTS, SENDS, SLOT_BYTES, UNSIGNALLED_MAX,
+    DESTROY_PAUSE_MS, DRAIN_MS, RECEIVES, SEND_SLOTS, SENDS, SLOT_BYTES, TRIAL_BYTES,
+    UNSIGNALLED_MAX,
 };
 use crate::message::Destination;
 use crate::rail::Rail;
@@ -233,6 +234,19 @@ impl Wire {
             self.batch.write(work, &rail.arena, parts, target)?;
             self.gathered();
         }
+        Ok(())
+    }
+
+    /// Gathers the write of a trial's bytes.
+    pub fn write_trial(&mut self, rail: &Rail, to: Destination) -> Result<(), PostError> {
+        let work = self.number();
+        let target = RemoteSlice {
+            address: to.address,
+            key: to.key,
+        };
+        self.batch
+            .write_at(work, &rail.trial, (0, TRIAL_BYTES), target)?;
+        self.gathered();
         Ok(())
     }
 

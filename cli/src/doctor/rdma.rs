@@ -208,10 +208,22 @@ fn of_port(files: &Files, device: &str, seen: &PortSeen) -> Finding {
         );
         return Finding::warning(AREA, &object, found, advice);
     }
+    if is_roce && mode(files, device, number).is_some_and(|mode| mode == "IB/RoCE v1") {
+        let advice = format!(
+            "connections take RoCE v1, which no router passes: `cma_roce_mode -d {device} -p {number} -m 2` on every node"
+        );
+        return Finding::warning(AREA, &object, found, advice);
+    }
     match seen.info.active_mtu {
         Some(mtu) if mtu.bytes() >= 4096 => Finding::ok(AREA, &object, found),
         _ => Finding::warning(AREA, &object, found, mtu_advice(files, seen, is_roce)),
     }
+}
+
+/// What the connection manager takes for connections by a port, where somebody has asked for that already (`cma_roce_mode` does).
+fn mode(files: &Files, device: &str, port: u8) -> Option<String> {
+    let directory = format!("/sys/kernel/config/rdma_cm/{device}/ports/{port}");
+    files.text(&format!("{directory}/default_roce_mode"))
 }
 
 fn gids(seen: &PortSeen) -> String {
@@ -358,6 +370,16 @@ mod tests {
         );
         let down = of_port(&files, "mlx5_0", &port(false, 5, GidKind::RoceV2));
         assert!(down.found.starts_with("down: ") && down.verdict == Verdict::Warning);
+        let modes = files.path("/sys/kernel/config/rdma_cm/mlx5_0/ports/1");
+        std::fs::create_dir_all(&modes).unwrap();
+        for (mode, verdict) in [
+            ("RoCE v2\n", Verdict::Ok),
+            ("IB/RoCE v1\n", Verdict::Warning),
+        ] {
+            std::fs::write(modes.join("default_roce_mode"), mode).unwrap();
+            let told = of_port(&files, "mlx5_0", &port(true, 5, GidKind::RoceV2));
+            assert_eq!(told.verdict, verdict, "{told:?}");
+        }
         let old = of_port(&files, "mlx5_0", &port(true, 5, GidKind::RoceV1));
         assert!(old.advice.unwrap().contains("cma_roce_mode -d mlx5_0"));
     }

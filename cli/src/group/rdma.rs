@@ -47,6 +47,9 @@ pub struct RdmaReport {
     /// Why addresses of this node have no rail; they are looked for again and again.
     #[serde(default)]
     pub missing: Vec<String>,
+    /// Devices of which the kernel takes another GID than it should, and what to do.
+    #[serde(default)]
+    pub wrong_gids: Vec<String>,
     /// Why it has none; null when it has.
     pub off: Option<String>,
 }
@@ -312,7 +315,7 @@ async fn ask(tcp: &Tcp, key: &Key, ends: Ends) -> Result<(Session, Offer), NoOff
                 ..
             }
         ),
-        why: error.to_string(),
+        ..NoOffer::from(error.to_string())
     })?;
     let session = session(key, &introduction);
     let stream = &mut introduction.stream;
@@ -376,6 +379,7 @@ pub fn report(found: &Found) -> RdmaReport {
                 .collect(),
             down: way.endpoint.down(),
             missing: way.missing(),
+            wrong_gids: way.endpoint.wrong_gids(),
             off: way.failed(),
         },
         Err(why) => RdmaReport {

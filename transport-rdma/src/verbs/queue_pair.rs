@@ -81,6 +81,13 @@ impl ConnectSteps {
             to_send: Step::nothing(),
         }
     }
+
+    /// The same, with a global route by an entry of the port's table of GIDs.
+    pub(crate) fn nothing_by(gid_index: u8) -> ConnectSteps {
+        let mut steps = ConnectSteps::nothing().by_gid(gid_index);
+        steps.to_receive.attributes.ah_attr.is_global = 1;
+        steps
+    }
 }
 
 #[cfg(test)]
@@ -101,6 +108,18 @@ pub struct ConnectSteps {
 }
 
 impl ConnectSteps {
+    /// Which entry of the port's table of GIDs packets have; none on InfiniBand without a global route.
+    pub fn gid_index(&self) -> Option<u8> {
+        let path = &self.to_receive.attributes.ah_attr;
+        (path.is_global != 0).then_some(path.grh.sgid_index)
+    }
+
+    /// The same, with another entry, which must be the same address: the peer knows no other.
+    pub fn by_gid(mut self, index: u8) -> ConnectSteps {
+        self.to_receive.attributes.ah_attr.grh.sgid_index = index;
+        self
+    }
+
     /// The same, with packets marked so.
     pub fn marked(mut self, marking: Marking) -> ConnectSteps {
         let path = &mut self.to_receive.attributes.ah_attr;

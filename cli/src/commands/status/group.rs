@@ -34,6 +34,9 @@ pub fn rows(group: &GroupReport) -> Vec<(&'static str, String)> {
     for down in &group.rdma.down {
         rows.push(("rdma", format!("down: {down}")));
     }
+    for wrong in &group.rdma.wrong_gids {
+        rows.push(("rdma", format!("wrong GID: {wrong}")));
+    }
     for missing in &group.rdma.missing {
         rows.push(("rdma", format!("not yet: {missing}")));
     }
