@@ -231,7 +231,7 @@ impl Pair {
         loop {
             match transport.prepare(TO) {
                 Readiness::Ready => break,
-                Readiness::Unavailable(why) | Readiness::Lacking(why) => {
+                Readiness::Unavailable(why) | Readiness::Lacking(why) | Readiness::Useless(why) => {
                     bail!("the peer cannot be reached by RDMA: {why}")
                 }
                 Readiness::Connecting if started.elapsed() > CONNECT_LIMIT => {

@@ -39,8 +39,8 @@ enum Net {
     Loopback([u8; 3]),
     /// In namespaces, with clients beside them.
     Apart(Namespaces),
-    /// All at one address, each at a port of its own: that of an RDMA device.
-    Shared(IpAddr),
+    /// At these addresses in turn, each at a port of its own: those of RDMA devices.
+    Shared(Vec<IpAddr>),
 }
 
 impl Cluster {
@@ -92,11 +92,16 @@ impl Cluster {
 
     /// A group whose members all have one address, and a secret.
     pub fn at(address: IpAddr, members: u8) -> Self {
+        Self::at_each(vec![address], members)
+    }
+
+    /// A group whose members have these addresses in turn, and a secret.
+    pub fn at_each(addresses: Vec<IpAddr>, members: u8) -> Self {
         let place = Place::new();
         write_secret(&place, SECRET, "s3cret");
         Self {
             place,
-            net: Net::Shared(address),
+            net: Net::Shared(addresses),
             names: names(members),
         }
     }
@@ -133,7 +138,7 @@ impl Cluster {
         match &self.net {
             Net::Loopback([x, y, z]) => format!("{x}.{y}.{z}.{}", place + 1),
             Net::Apart(spaces) => spaces.address(name, 0).to_string(),
-            Net::Shared(ip) => ip.to_string(),
+            Net::Shared(ips) => ips[place % ips.len()].to_string(),
         }
     }
 

@@ -15,3 +15,4 @@ mod demo;
 mod faults;
 mod links;
 mod reading;
+mod wire;
