@@ -7,6 +7,8 @@
 //! introduced anew when the next request comes. So is asked again what gets no answer while nothing long comes over its link at all.
 //! A peer that breaks the protocol is not asked again: the engine goes elsewhere.
 
+mod link;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::time::Duration;
@@ -17,23 +19,14 @@ use forebay_engine::ports::{
     TransportError, TransportEvent, TransportOp,
 };
 
+pub use link::{GOOD, PROBE_PAUSE_MAX, Path};
+use link::{LONG_BYTES, Link, doubt_at};
+
 /// A link that broke stays on TCP for so long.
 pub const PROBE_PAUSE: Duration = Duration::from_secs(10);
 
-/// One that breaks again and again, or carries nothing, for twice as long each time, up to this.
-pub const PROBE_PAUSE_MAX: Duration = Duration::from_secs(160);
-
-/// One that held for so long was good: what breaks it then is the first time.
-pub const GOOD: Duration = Duration::from_secs(60);
-
-/// Requests with more time than twice this are asked over TCP as well when half of it is over and nothing long came meanwhile.
-const DOUBT_MIN: Duration = Duration::from_millis(500);
-
 /// So often requests are looked through for those.
 const DOUBT_LOOK: Duration = Duration::from_millis(100);
-
-/// Bytes of an answer that shows that a link carries what is long.
-const LONG_BYTES: u32 = 4_096;
 
 /// The other end has no RDMA at all: as long as it runs that stays so, most likely.
 pub const LACKING_PAUSE: Duration = Duration::from_secs(60);
@@ -73,54 +66,6 @@ pub trait Linked: Transport {
     /// Whether links that take TCP are worth trying at once, since this was last asked: a port came up, say.
     fn take_revival(&mut self) -> bool {
         false
-    }
-}
-
-/// Which way requests of a link take, for `status`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Path {
-    /// Over a queue pair.
-    Verbs,
-    /// Over TCP, and why.
-    Tcp(String),
-}
-
-#[derive(Debug)]
-struct Link {
-    path: Path,
-    /// Until then it is not tried again.
-    not_before: Time,
-    used_at: Time,
-    /// How often in a row it broke soon, or carried nothing.
-    failures: u32,
-    /// Since when requests go over queue pairs; of a link over TCP none.
-    since: Option<Time>,
-    /// How often it left queue pairs: a request of an earlier time says nothing of what was made since.
-    generation: u64,
-    /// When something long came last.
-    long_at: Time,
-}
-
-impl Link {
-    /// It is of no use for now: over TCP it goes on, and why.
-    fn fail(&mut self, why: &str, now: Time) -> Path {
-        let was_good = self.since.is_some_and(|since| now.since(since) >= GOOD);
-        self.failures = match was_good {
-            true => 1,
-            false => self.failures.saturating_add(1),
-        };
-        let doublings = (self.failures - 1).min(u32::BITS - 1);
-        let pause = PROBE_PAUSE
-            .saturating_mul(1 << doublings)
-            .min(PROBE_PAUSE_MAX);
-        self.not_before = now + pause;
-        Path::Tcp(match self.failures {
-            1 => why.to_owned(),
-            count => format!(
-                "{why} ({count} times in a row: it is tried again after {} s)",
-                pause.as_secs()
-            ),
-        })
     }
 }
 
@@ -272,11 +217,10 @@ impl<V: Linked, T: Transport> Auto<V, T> {
         }
     }
 
-    fn broke(&mut self, to: PeerCore, error: TransportError) {
+    fn broke(&mut self, to: PeerCore, why: &str) {
         let now = self.clock.now();
-        let why = format!("the queue pair broke: {error}");
         if let Some(link) = self.links.get_mut(&to) {
-            let path = link.fail(&why, now);
+            let path = link.fail(why, now);
             self.turn_to(to, path);
         }
     }
@@ -342,7 +286,13 @@ impl<V: Linked, T: Transport> Auto<V, T> {
             _ => is_gone && !self.verbs.reaches(again.to),
         };
         if broke && self.is_present(again) {
-            self.broke(again.to, error);
+            match again.doubted {
+                true => self.broke(
+                    again.to,
+                    "the queue pair broke: nothing long came over it in time",
+                ),
+                false => self.broke(again.to, &format!("the queue pair broke: {error}")),
+            }
         }
         // Doubted, it was taken back by nobody but this.
         is_gone && error != TransportError::Protocol && now < again.deadline
@@ -530,15 +480,6 @@ fn kept(op: &TransportOp) -> Option<(FetchTag, Again)> {
         doubted: false,
     };
     Some((tag, again))
-}
-
-/// When half of a request's time is over; never of one that has little.
-fn doubt_at(now: Time, deadline: Time) -> Time {
-    let half = deadline.since(now) / 2;
-    match deadline == Time::NEVER || half < DOUBT_MIN {
-        true => Time::NEVER,
-        false => now + half,
-    }
 }
 
 fn marked(event: TransportEvent) -> TransportEvent {
