@@ -1,8 +1,9 @@
 //! A bucket of synthetic objects on the embedded S3 server, which counts what it hands out.
 
+use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay_tests::harness::Credentials;
 use forebay_tests::s3::{EmbeddedS3, Options};
 
@@ -17,6 +18,7 @@ const SETTLE_MAX: Duration = Duration::from_secs(120);
 pub struct Bucket {
     server: EmbeddedS3,
     credentials: Credentials,
+    etags: HashMap<String, String>,
 }
 
 impl Bucket {
@@ -32,10 +34,13 @@ impl Bucket {
             secret_key: server.options().secret_key.clone(),
             region: "us-east-1".to_owned(),
         };
-        for (seed, (key, size_bytes)) in objects.iter().enumerate() {
-            server.put_synthetic(NAME, key, *size_bytes, seed as u64);
-        }
+        let objects = objects.iter().enumerate();
+        let etags = objects.map(|(seed, (key, size_bytes))| {
+            let etag = server.put_synthetic(NAME, key, *size_bytes, seed as u64);
+            (key.clone(), etag)
+        });
         Ok(Self {
+            etags: etags.collect(),
             server,
             credentials,
         })
@@ -44,6 +49,20 @@ impl Bucket {
     /// `s3://...`
     pub fn source(&self) -> String {
         format!("s3://{NAME}")
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &'static str {
+        NAME
+    }
+
+    /// An object's ETag, with quotes.
+    ///
+    /// # Errors
+    /// When there is no such object.
+    pub fn etag(&self, key: &str) -> Result<String> {
+        let etag = self.etags.get(key).cloned();
+        etag.with_context(|| format!("the bucket has no object {key}"))
     }
 
     /// The keys that its server knows.

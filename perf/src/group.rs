@@ -296,6 +296,14 @@ impl Group {
         self.dir.path().join(format!("cache-{node}"))
     }
 
+    /// Names and processes of the members that run.
+    pub fn pids(&self) -> Vec<(String, u32)> {
+        let members = self.seats.iter();
+        members
+            .filter_map(|seat| Some((seat.node.clone(), seat.member.as_ref()?.pid())))
+            .collect()
+    }
+
     /// Processor time of all members up to now.
     ///
     /// # Errors

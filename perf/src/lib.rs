@@ -2,13 +2,25 @@
 //!
 //! | module | holds |
 //! |---|---|
+//! | [`scenario`] | what is measured, and its settings |
+//! | [`side`], [`sides`] | who does it |
+//! | [`layers`] | Forebay's layers one at a time |
+//! | [`patterns`] | what users do with a mount |
+//! | [`targets`] | whose files are read |
+//! | [`pace`] | closed and open loops |
+//! | [`recorder`], [`counters`] | how long operations take, and what they cost |
+//! | [`ceilings`] | what limits can do |
+//! | [`session`], [`plan`] | sides that take turns, and how much is measured |
+//! | [`outcome`], [`verdict`], [`table`] | what came of it: as JSON, in a word, for people |
+//! | [`machine`] | where it was measured |
+//! | [`raw`] | calls that the compiler cannot check; unsafe |
 //! | [`figures`] | one file for each figure: what is measured, and its target |
 //! | [`load`] | readers: sequential, random, many at once |
 //! | [`disk`] | the engine's disk tier in a loop of its own; traces, a model of its policy |
 //! | [`fio`] | the yardstick for disks |
 //! | [`network`] | fetches from another process, and the yardsticks for them |
 //! | [`guest`] | figures measured in a guest that has an RDMA device |
-//! | [`turns`] | two sides that take turns, and their ratio |
+//! | [`turns`] | two sides of a figure that take turns, and their ratio |
 //! | [`run`] | how much is measured, and where files are put |
 //! | [`cpus`] | which processors two sides run on |
 //! | [`direct`] | O_DIRECT files and aligned buffers |
@@ -21,10 +33,12 @@
 //! | [`interrupt`] | signals, and waiting that ends with them |
 //! | [`report`] | the table in `docs/performance.md` |
 
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
 pub mod bench;
 pub mod bucket;
+pub mod ceilings;
+pub mod counters;
 pub mod cpus;
 pub mod direct;
 pub mod disk;
@@ -33,11 +47,27 @@ pub mod fio;
 pub mod group;
 pub mod guest;
 pub mod interrupt;
+pub mod layers;
 pub mod load;
+pub mod machine;
 pub mod network;
 pub mod null_server;
+pub mod outcome;
+pub mod pace;
+pub mod patterns;
+pub mod plan;
 pub mod process;
+#[allow(unsafe_code)]
+pub mod raw;
+pub mod recorder;
 pub mod report;
 pub mod run;
 pub mod samples;
+pub mod scenario;
+pub mod session;
+pub mod side;
+pub mod sides;
+pub mod table;
+pub mod targets;
 pub mod turns;
+pub mod verdict;

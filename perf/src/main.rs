@@ -14,11 +14,16 @@ use forebay_perf::network::node::{self, Poll, Way};
 use forebay_perf::network::ours::{self, Load};
 use forebay_perf::network::port::PortArgs;
 use forebay_perf::network::read_or_write;
+use forebay_perf::outcome::Outcome;
+use forebay_perf::patterns::tensors;
+use forebay_perf::plan::Plan;
 use forebay_perf::run::{Nvme, Rdma, Run};
+use forebay_perf::scenario::Scenario;
 use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
+use forebay_perf::{session, sides, table};
 
-/// Measures Forebay's figures. A missed target is reported, and no failure; what could not be
-/// measured is a failure.
+/// Measures Forebay: `run` a scenario, or a figure with its target. A missed target is reported, and no failure; what could
+/// not be measured is a failure.
 #[derive(Parser)]
 #[command(version)]
 struct Args {
@@ -50,6 +55,15 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Cmd {
+    /// Measures a scenario: `run fuse:block=1MiB,depth=8,tier=memory`. `list` shows all.
+    Run {
+        /// The layer or pattern, and its settings; what is left out has its default.
+        scenario: String,
+        #[command(flatten)]
+        measure: MeasureArgs,
+    },
+    /// Shows all scenarios with their settings.
+    List,
     /// Measures one figure; the last line is `NAME measured target ok|short`.
     Figure {
         /// The figure's name; a wrong one lists all.
@@ -98,6 +112,16 @@ enum Cmd {
         #[arg(long, default_value_t = 5)]
         turns: usize,
     },
+    /// One process of a safetensors scenario.
+    #[command(hide = true)]
+    ReadTensors {
+        /// What it maps.
+        file: PathBuf,
+        /// Into how many ranges that is cut.
+        tensors: u64,
+        /// In which order they are read.
+        seed: u64,
+    },
     /// The yardstick of fuse-null, until it is unmounted.
     #[command(hide = true)]
     NullServer {
@@ -106,6 +130,39 @@ enum Cmd {
         /// The size of its file.
         size_bytes: u64,
     },
+}
+
+/// How much of a scenario is measured.
+#[derive(clap::Args)]
+struct MeasureArgs {
+    /// Write the outcome here as JSON (docs/perf-schema.json).
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// How long operations begin in a span. Patterns (epoch, stream, ...) measure whole passes instead.
+    #[arg(long, value_parser = span, default_value = "3s")]
+    span: Duration,
+    /// The same before the first span.
+    #[arg(long, value_parser = span, default_value = "1s")]
+    warm_up: Duration,
+    /// Spans of each side; medians of them count.
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
+    repeats: u64,
+    /// Chooses places and arrivals.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Do not measure the limits.
+    #[arg(long)]
+    no_ceilings: bool,
+}
+
+/// A span of time that is not nothing.
+fn span(text: &str) -> Result<Duration, String> {
+    let span = forebay_cli::units::parse_duration(text)?;
+    match span {
+        Duration::ZERO => Err("nothing can be measured in no time".to_owned()),
+        span if span > Duration::from_secs(3600) => Err("an hour at most".to_owned()),
+        span => Ok(span),
+    }
 }
 
 fn main() -> ExitCode {
@@ -126,10 +183,24 @@ fn main() -> ExitCode {
 /// Whether everything was measured.
 fn run(args: &Args) -> Result<bool> {
     // The hidden ones are ended by whoever started them.
-    if matches!(args.command, Cmd::Figure { .. } | Cmd::Figures) {
+    if matches!(
+        args.command,
+        Cmd::Figure { .. } | Cmd::Figures | Cmd::Run { .. }
+    ) {
         interrupt::watch().context("cannot watch for signals")?;
     }
     match &args.command {
+        Cmd::List => {
+            print!("{}", table::list());
+            Ok(true)
+        }
+        Cmd::Run { scenario, measure } => {
+            let scenario: Scenario = scenario.parse()?;
+            let plan = plan(args, measure)?;
+            let sides = vec![sides::forebay(&scenario, &plan)?];
+            conclude(&session::run(&scenario, sides, &plan)?, measure)?;
+            Ok(true)
+        }
         Cmd::Figure { name } => {
             println!("{}", measure(Figure::by_name(name)?, args)?);
             Ok(true)
@@ -163,7 +234,12 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         span: Duration::from_secs(seconds),
     };
     match command {
-        Cmd::Figure { .. } | Cmd::Figures => {}
+        Cmd::Figure { .. } | Cmd::Figures | Cmd::Run { .. } | Cmd::List => {}
+        Cmd::ReadTensors {
+            file,
+            tensors,
+            seed,
+        } => tensors::process(file, *tensors, *seed)?,
         Cmd::Peer { listen, poll, cpu } => {
             node::peer(*listen, args.port.port()?.as_ref(), *poll, *cpu)?;
         }
@@ -209,8 +285,9 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
     Ok(true)
 }
 
-fn measure(figure: Figure, args: &Args) -> Result<String> {
-    let run = Run {
+/// Where things are measured, as the command line says.
+fn place(args: &Args) -> Result<Run> {
+    Ok(Run {
         short: args.short,
         dir: match &args.dir {
             Some(dir) => dir.clone(),
@@ -221,7 +298,32 @@ fn measure(figure: Figure, args: &Args) -> Result<String> {
             perftest: args.perftest.clone(),
         },
         nvme: args.nvme.clone(),
-    };
+    })
+}
+
+/// How much is measured.
+fn plan(args: &Args, measure: &MeasureArgs) -> Result<Plan> {
+    Ok(Plan {
+        run: place(args)?,
+        repeats: measure.repeats as usize,
+        span: measure.span,
+        warm_up: measure.warm_up,
+        seed: measure.seed,
+        ceilings: !measure.no_ceilings,
+    })
+}
+
+/// Shows an outcome, and writes it where that was wanted.
+fn conclude(outcome: &Outcome, measure: &MeasureArgs) -> Result<()> {
+    if let Some(path) = &measure.json {
+        outcome.write(path)?;
+    }
+    print!("{}", table::outcome(outcome));
+    Ok(())
+}
+
+fn measure(figure: Figure, args: &Args) -> Result<String> {
+    let run = place(args)?;
     let mark = if run.short {
         "SHORT RUN, no measurement: "
     } else {

@@ -53,6 +53,23 @@ pub fn own_time() -> Result<Duration> {
     Ok(Duration::from_nanos(sum_ns))
 }
 
+/// Processor time of `pid` as exactly as the kernel tells: to the nanosecond for threads that live, to a tick with those
+/// that have ended.
+///
+/// # Errors
+/// When the process is gone.
+pub fn processor_time_exact(pid: u32) -> Result<Duration> {
+    let ticks = processor_time(pid)?;
+    let mut sum_ns = 0;
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end while the others are asked.
+        let text = fs::read_to_string(task?.path().join("schedstat")).unwrap_or_default();
+        let first = text.split_whitespace().next();
+        sum_ns += first.and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+    }
+    Ok(ticks.max(Duration::from_nanos(sum_ns)))
+}
+
 /// Processor time of this process's children that have ended and were waited for, user and system.
 ///
 /// # Errors

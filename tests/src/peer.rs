@@ -67,6 +67,11 @@ impl Seat {
 
     /// Turns once; sleeps when there has been nothing to do for `spin`.
     pub fn turn(&mut self, spin: Duration, work: &mut impl FnMut() -> bool) {
+        self.turn_for(spin, Duration::from_millis(100), work);
+    }
+
+    /// The same; a sleep takes `most` at most.
+    pub fn turn_for(&mut self, spin: Duration, most: Duration, work: &mut impl FnMut() -> bool) {
         if work() {
             self.last_progress = Instant::now();
             return;
@@ -76,7 +81,7 @@ impl Seat {
         }
         self.doorbell.announce_sleep();
         if !work() {
-            self.parker.park(Some(Duration::from_millis(100)));
+            self.parker.park(Some(most));
         }
         self.doorbell.announce_awake();
         self.last_progress = Instant::now();

@@ -34,6 +34,25 @@ impl Buffers for Arenas<'_> {
     }
 }
 
+/// Waits at an eventfd, and empties it.
+///
+/// # Errors
+/// When the kernel does not let it.
+pub fn wait_at(bell: &OwnedFd, most: Duration) -> Result<()> {
+    let most = Timespec {
+        tv_sec: most.as_secs() as i64,
+        tv_nsec: i64::from(most.subsec_nanos()),
+    };
+    match poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&most)) {
+        Ok(0) | Err(Errno::INTR) => Ok(()),
+        Ok(_) => match rustix::io::read(bell, &mut [0u8; 8]) {
+            Ok(_) | Err(Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error).context("cannot read the ring's eventfd"),
+        },
+        Err(error) => Err(error).context("cannot wait for the ring"),
+    }
+}
+
 /// Where the driver's time comes from.
 #[derive(Clone, Copy, Debug)]
 pub enum Clock {
@@ -105,31 +124,27 @@ impl<D: BlockDevice> Driver<D> {
     /// # Errors
     /// When waiting fails.
     pub fn turn_or_wait(&mut self) -> Result<()> {
+        self.turn_or_wait_for(WAIT_MAX)
+    }
+
+    /// The same; waits for at most so long.
+    ///
+    /// # Errors
+    /// When waiting fails.
+    pub fn turn_or_wait_for(&mut self, most: Duration) -> Result<()> {
         let turn = self.turn();
         if !turn.progressed {
-            self.wait(turn.wake_at)?;
+            self.wait(turn.wake_at, most.min(WAIT_MAX))?;
         }
         Ok(())
     }
 
-    fn wait(&mut self, until: Time) -> Result<()> {
+    fn wait(&mut self, until: Time, most: Duration) -> Result<()> {
         let Some(bell) = &self.bell else {
             self.pass(Duration::from_millis(1));
             return Ok(());
         };
-        let most = until.since(self.now()).min(WAIT_MAX);
-        let most = Timespec {
-            tv_sec: most.as_secs() as i64,
-            tv_nsec: i64::from(most.subsec_nanos()),
-        };
-        match poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&most)) {
-            Ok(0) | Err(Errno::INTR) => Ok(()),
-            Ok(_) => match rustix::io::read(bell, &mut [0u8; 8]) {
-                Ok(_) | Err(Errno::AGAIN) => Ok(()),
-                Err(error) => Err(error).context("cannot read the ring's eventfd"),
-            },
-            Err(error) => Err(error).context("cannot wait for the ring"),
-        }
+        wait_at(bell, until.since(self.now()).min(most))
     }
 
     /// Turns until `done` says so. Events are dropped.

@@ -139,7 +139,8 @@ pub fn read<D: BlockDevice>(driver: &mut Driver<D>, reads: &Reads) -> Result<Mea
     while !(over && slots.all_free()) {
         while !over && let Some(slot) = slots.free.pop() {
             let (block, first_page) = places.next();
-            slots.pieces[slot] = begin(driver, reads, slot, block, first_page)?;
+            let what = (reads.blocks, reads.len_bytes);
+            slots.pieces[slot] = begin(driver, what, slot, block, first_page)?;
         }
         driver.turn_or_wait()?;
         while let Some(event) = driver.next_event() {
@@ -161,16 +162,19 @@ pub fn read<D: BlockDevice>(driver: &mut Driver<D>, reads: &Reads) -> Result<Mea
     })
 }
 
-/// Begins one read: one piece for each extent that it crosses. Gives their number.
-fn begin<D: BlockDevice>(
+/// Begins one read of so many bytes of the blocks: one piece for each extent that it crosses. Gives their number.
+///
+/// # Errors
+/// When it is not on disk, or nobody takes that many.
+pub fn begin<D: BlockDevice>(
     driver: &mut Driver<D>,
-    reads: &Reads,
+    (blocks, len_bytes): (Blocks, usize),
     slot: usize,
     block: BlockId,
     first_page: u32,
 ) -> Result<u32> {
     let mut page = first_page;
-    let end = first_page + (reads.len_bytes / PAGE_BYTES) as u32;
+    let end = first_page + (len_bytes / PAGE_BYTES) as u32;
     let mut pieces = 0;
     while page < end {
         let Some(found) = driver.disk().extent(block, page) else {
@@ -178,11 +182,10 @@ fn begin<D: BlockDevice>(
         };
         let piece_end = found.end.min(end);
         let len_bytes = (piece_end - page) as usize * PAGE_BYTES;
-        let block_bytes = reads.blocks.len_bytes as u32;
+        let block_bytes = blocks.len_bytes as u32;
         ensure!(
             driver.read(slot as u64, block, block_bytes, (page, len_bytes)),
-            "the device's queue or the buffers do not hold {} reads",
-            reads.depth
+            "the device's queue or the buffers do not hold that many reads"
         );
         page = piece_end;
         pieces += 1;

@@ -28,6 +28,14 @@ impl MemoryDevice {
         }
     }
 
+    /// So many bytes that are not zeros, which would all be one page of the kernel's until they are written.
+    pub fn filled(capacity_bytes: usize) -> Self {
+        Self {
+            bytes: vec![0x5a; capacity_bytes],
+            ..Self::new(0)
+        }
+    }
+
     fn range(&mut self, offset_bytes: u64, len_bytes: usize) -> Option<&mut [u8]> {
         let start = usize::try_from(offset_bytes).ok()?;
         self.bytes.get_mut(start..start.checked_add(len_bytes)?)

@@ -30,7 +30,7 @@ const SECRET: &[u8] = b"that of the figures' group";
 const ASKER: PeerId = PeerId(1);
 const PEER: PeerId = PeerId(2);
 /// The peer's only core.
-pub(super) const TO: PeerCore = PeerCore {
+pub(crate) const TO: PeerCore = PeerCore {
     peer: PEER,
     core: 0,
 };
@@ -48,7 +48,7 @@ pub enum Poll {
 }
 
 impl Poll {
-    pub(super) fn spin(self) -> Duration {
+    pub(crate) fn spin(self) -> Duration {
         match self {
             Poll::Auto => Duration::from_micros(50),
             Poll::Always => Duration::MAX,
@@ -168,13 +168,13 @@ fn answer(mut seat: Seat, mut transport: impl Transport, arena: Arena, poll: Pol
 }
 
 /// A peer that runs, and this process's way to it.
-pub(super) struct Pair {
+pub(crate) struct Pair {
     peer: Killed,
     node: Node,
 }
 
 /// What whoever asks works with, on one thread.
-pub(super) struct Asking<T> {
+pub(crate) struct Asking<T> {
     pub seat: Seat,
     pub transport: T,
     pub arena: Arena,

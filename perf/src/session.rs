@@ -1,0 +1,166 @@
+//! A run: sides take turns, limits are measured between their spans, and all of it becomes an outcome.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::ceilings::{Ceiling, Unit};
+use crate::interrupt;
+use crate::machine::Machine;
+use crate::outcome::{CeilingOutcome, Outcome, Parts, SideOutcome, Span, Spread};
+use crate::plan::Plan;
+use crate::samples::Samples;
+use crate::scenario::Scenario;
+use crate::side::{Side, Turn};
+
+/// Measures a scenario. Who begins moves on with each round: A B, B A, and so on.
+///
+/// # Errors
+/// What a side could not do; all are ended before that is told.
+pub fn run(
+    scenario: &Scenario,
+    mut sides: Vec<Box<dyn Side + '_>>,
+    plan: &Plan,
+) -> Result<Outcome> {
+    ensure!(!sides.is_empty() && plan.repeats > 0, "nothing to measure");
+    let began = SystemTime::now().duration_since(UNIX_EPOCH);
+    let measured = measure(&mut sides, plan);
+    let mut cleaned = Ok(());
+    for side in &mut sides {
+        let ended = side
+            .clean()
+            .with_context(|| format!("{} did not end in order", side.name()));
+        cleaned = cleaned.and(ended);
+    }
+    let (spans, limits, notes) = measured?;
+    cleaned?;
+    let outcomes = sides.iter().zip(spans);
+    let outcomes: Vec<SideOutcome> = outcomes
+        .map(|(side, spans)| SideOutcome::new(side.name(), side.version(), spans))
+        .collect();
+    let mut ceilings = shares(&outcomes[0], limits);
+    ceilings.extend(processors(&outcomes[0], sides[0].processors()));
+    Ok(Outcome::new(Parts {
+        scenario,
+        seed: plan.seed,
+        span_s: plan.span.as_secs_f64(),
+        began_unix_s: began.map_or(0, |since| since.as_secs()),
+        machine: Machine::here(&plan.run.dir),
+        sides: outcomes,
+        ceilings,
+        notes,
+    }))
+}
+
+/// Other work on the machine beyond so many processors is told.
+const OTHERS_MAX: f64 = 0.2;
+
+/// What a reader must know of the machine meanwhile: the middle of all spans.
+fn company(spans: &[Vec<Span>]) -> Option<String> {
+    let all = spans.iter().flatten().filter(|span| span.elapsed_s > 0.0);
+    let others: Vec<f64> = all
+        .map(|span| (span.machine_busy_s - span.cpu_s()) / span.elapsed_s)
+        .collect();
+    let others = (!others.is_empty()).then(|| Samples::new(others).median())?;
+    (others > OTHERS_MAX).then(|| {
+        format!(
+            "other work, and the kernel's own, kept {others:.1} processors busy meanwhile: the numbers mean less"
+        )
+    })
+}
+
+/// A limit and what it measured.
+type Limit = (Box<dyn Ceiling>, Vec<f64>);
+
+type Measured = (Vec<Vec<Span>>, Vec<Limit>, Vec<String>);
+
+fn measure(sides: &mut [Box<dyn Side + '_>], plan: &Plan) -> Result<Measured> {
+    for side in sides.iter_mut() {
+        interrupt::check()?;
+        let name = side.name().to_owned();
+        println!("  {name}: {}, preparing", side.version());
+        side.prepare()
+            .with_context(|| format!("{name}: not prepared"))?;
+        let turn = Turn {
+            number: 0,
+            span: plan.warm_up,
+            seed: plan.seed,
+        };
+        side.warm(&turn)
+            .with_context(|| format!("{name}: not warmed"))?;
+    }
+    let mut limits: Vec<Limit> = match plan.ceilings {
+        true => sides[0]
+            .ceilings()?
+            .into_iter()
+            .map(|one| (one, Vec::new()))
+            .collect(),
+        false => Vec::new(),
+    };
+    let mut spans = vec![Vec::new(); sides.len()];
+    for round in 0..plan.repeats {
+        let turn = Turn {
+            number: round as u64 + 1,
+            span: plan.span,
+            seed: plan.seed.wrapping_add(round as u64 + 1),
+        };
+        for (limit, values) in &mut limits {
+            interrupt::check()?;
+            let value = limit.measure(turn.seed);
+            values.push(value.with_context(|| format!("the limit {}", limit.name()))?);
+        }
+        for position in 0..sides.len() {
+            interrupt::check()?;
+            let number = (position + round) % sides.len();
+            let side = &mut sides[number];
+            let span = side.span(&turn).with_context(|| side.name().to_owned())?;
+            ensure!(
+                span.operations > 0,
+                "{}: no operation ended in a span",
+                side.name()
+            );
+            println!("  {:>12}: {}", side.name(), crate::table::span(&span));
+            spans[number].push(span);
+        }
+    }
+    let notes = sides.iter().flat_map(|side| side.notes());
+    let notes = notes.chain(company(&spans)).collect();
+    Ok((spans, limits, notes))
+}
+
+fn shares(first: &SideOutcome, limits: Vec<Limit>) -> Vec<CeilingOutcome> {
+    let summary = &first.summary;
+    let share = |(limit, values): (Box<dyn Ceiling>, Vec<f64>)| {
+        let reached = match limit.unit() {
+            Unit::Bytes => summary.bytes_per_s,
+            Unit::Operations => summary.operations_per_s,
+        };
+        let value = Samples::new(values);
+        Some(CeilingOutcome {
+            name: limit.name().to_owned(),
+            unit: limit.unit().name().to_owned(),
+            share: reached?.median / value.median(),
+            value: Spread {
+                median: value.median(),
+                min: value.min(),
+                max: value.max(),
+            },
+        })
+    };
+    limits.into_iter().filter_map(share).collect()
+}
+
+/// The time of the processors that the side may use, which the spans tell.
+fn processors(first: &SideOutcome, (name, count): (&'static str, f64)) -> Option<CeilingOutcome> {
+    let used = first.summary.processors?;
+    Some(CeilingOutcome {
+        name: name.to_owned(),
+        unit: "processors".to_owned(),
+        value: Spread {
+            median: count,
+            min: count,
+            max: count,
+        },
+        share: used.median / count,
+    })
+}

@@ -1,0 +1,321 @@
+//! Each scenario for a moment: it runs, its outcome is as docs/perf-schema.json says, and bad input is told.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use forebay_perf::outcome::Outcome;
+use forebay_perf::scenario::Kind;
+use serde_json::Value;
+
+mod schema;
+
+/// Runs the program; its files lie on the disk of the build, not in memory.
+fn perf(arguments: &[&str]) -> Output {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    Command::new(env!("CARGO_BIN_EXE_forebay-perf"))
+        .args(arguments)
+        .arg("--dir")
+        .arg(dir)
+        .env_remove("FOREBAY_RDMA_DEVICE")
+        .output()
+        .expect("the program runs")
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Measures a scenario for a moment; gives its outcome when all is as it should be.
+fn measured(scenario: &str) -> Outcome {
+    measured_by(&["run", scenario])
+}
+
+fn measured_by(command: &[&str]) -> Outcome {
+    let file = tempfile::NamedTempFile::new().expect("a file can be made");
+    let json = file.path().to_str().expect("its name is text");
+    let moment = ["--span", "200ms", "--warm-up", "100ms", "--repeats", "3"];
+    let arguments = [command, &moment, &["--json", json]].concat();
+    let output = perf(&arguments);
+    let said = format!("{}\n{}", text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {said}");
+    let last = said
+        .lines()
+        .rfind(|line| line.contains(": ") && line.contains("bound by"));
+    assert!(
+        last.is_some(),
+        "{command:?} has no line that tells what binds: {said}"
+    );
+    let written = std::fs::read_to_string(file.path()).expect("it was written");
+    let value: Value = serde_json::from_str(&written).expect("it is JSON");
+    schema::check(&value).unwrap_or_else(|fault| panic!("{command:?}: {fault}\n{written}"));
+    let outcome = Outcome::read(file.path()).expect("it is an outcome");
+    for side in &outcome.sides {
+        assert_eq!(side.spans.len(), 3, "{said}");
+        for span in &side.spans {
+            assert!(span.operations > 0 && span.elapsed_s > 0.0, "{span:?}");
+        }
+    }
+    outcome
+}
+
+/// What Forebay's side of an outcome must have.
+fn check_forebay(outcome: &Outcome) {
+    let side = &outcome.sides[0];
+    assert_eq!(side.name, "Forebay");
+    for span in &side.spans {
+        let latency = span.latency.as_ref().expect("latencies are taken");
+        assert_eq!(latency.count, span.operations);
+        assert!(latency.min_us <= latency.mean_us && latency.mean_us <= latency.max_us);
+        assert!(span.cpu_s() > 0.0, "{span:?}");
+    }
+    assert!(!outcome.ceilings.is_empty());
+    assert!(
+        outcome
+            .ceilings
+            .iter()
+            .all(|limit| limit.share > 0.0 && limit.share.is_finite())
+    );
+}
+
+fn has_fuse() -> bool {
+    let there = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
+    if !there {
+        println!("SKIPPED: scenarios of mounts: no /dev/fuse, or no root to drop the page cache");
+    }
+    there
+}
+
+#[test]
+fn devices() {
+    let outcome = measured("device:on=memory,data=16MiB");
+    check_forebay(&outcome);
+    let outcome = measured("device:data=32MiB,depth=4,order=sequential,block=64KiB");
+    check_forebay(&outcome);
+    assert!(outcome.ceilings.iter().any(|limit| limit.name == "device"));
+    assert_eq!(outcome.settings["order"], "sequential");
+}
+
+#[test]
+fn an_open_loop_keeps_its_rate_and_counts_from_arrival() {
+    let outcome = measured("device:on=memory,data=16MiB,rate=2000");
+    check_forebay(&outcome);
+    for span in &outcome.sides[0].spans {
+        assert_eq!(span.offered_per_s, Some(2000));
+        // 400 on average in 200 ms; five deviations on either side.
+        assert!((300..500).contains(&span.operations), "{span:?}");
+        let json = serde_json::to_value(span).expect("it is JSON");
+        assert_eq!(json["latency"]["from"], "arrival");
+    }
+}
+
+#[test]
+fn engines() {
+    for scenario in [
+        "engine:data=16MiB",
+        "engine:data=16MiB,block=1MiB,depth=2,order=sequential,answer=dropped",
+        "engine:data=16MiB,depth=4,cores=1",
+        "engine:tier=disk,data=32MiB",
+        "engine:tier=disk,data=32MiB,block=64KiB,verify=off",
+    ] {
+        check_forebay(&measured(scenario));
+    }
+}
+
+#[test]
+fn transports() {
+    check_forebay(&measured("transport:block=64KiB"));
+    check_forebay(&measured("transport:block=4KiB,depth=1,rate=500"));
+    let refused = perf(&["run", "transport:via=rdma"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(
+        text(&refused.stderr).contains("give --device NAME"),
+        "{}",
+        text(&refused.stderr)
+    );
+}
+
+#[test]
+fn origins() {
+    check_forebay(&measured("origin:data=32MiB,depth=2"));
+}
+
+#[test]
+fn mounts() {
+    if !has_fuse() {
+        return;
+    }
+    for reader in ["direct", "buffered", "mmap"] {
+        check_forebay(&measured(&format!(
+            "fuse:reader={reader},data=32MiB,block=128KiB,depth=2"
+        )));
+    }
+    let again = [
+        "run",
+        "fuse:tier=disk,data=32MiB",
+        "--span",
+        "500ms",
+        "--repeats",
+        "1",
+    ];
+    let refused = perf(&again);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("not a measurement of the disk tier"),
+        "{said}"
+    );
+    let outcome = measured("fuse:tier=disk,data=128MiB,block=4KiB,order=random");
+    check_forebay(&outcome);
+    let limits: Vec<&str> = outcome
+        .ceilings
+        .iter()
+        .map(|limit| limit.name.as_str())
+        .collect();
+    assert!(
+        limits.contains(&"device") && limits.contains(&"FUSE (null server)"),
+        "{limits:?}"
+    );
+}
+
+#[test]
+fn groups() {
+    if has_fuse() {
+        let outcome = measured("group:data=256MiB,block=256KiB");
+        check_forebay(&outcome);
+        let who: Vec<&str> = outcome.sides[0].spans[0]
+            .costs
+            .iter()
+            .map(|cost| cost.who.as_str())
+            .collect();
+        assert_eq!(who, ["readers", "forebay mount", "member m0", "member m1"]);
+        assert!(
+            outcome
+                .notes
+                .iter()
+                .any(|note| note.contains("from other members"))
+        );
+    }
+}
+
+#[test]
+fn patterns_of_small_files() {
+    if !has_fuse() {
+        return;
+    }
+    for state in ["warm", "cold"] {
+        let outcome = measured(&format!(
+            "epoch:files=50,size=20KiB,workers=4,state={state}"
+        ));
+        check_forebay(&outcome);
+        assert!(
+            outcome.sides[0]
+                .spans
+                .iter()
+                .all(|span| span.operations == 50)
+        );
+        let origin = outcome
+            .notes
+            .iter()
+            .any(|note| note.contains("from the origin"));
+        assert_eq!(origin, state == "cold", "{:?}", outcome.notes);
+        let outcome = measured(&format!("list:objects=100,directories=10,state={state}"));
+        check_forebay(&outcome);
+        assert!(
+            outcome.sides[0]
+                .spans
+                .iter()
+                .all(|span| span.operations == 11)
+        );
+    }
+}
+
+#[test]
+fn patterns_of_large_files() {
+    if !has_fuse() {
+        return;
+    }
+    let whole = |scenario: &str, bytes: u64| {
+        let outcome = measured(scenario);
+        check_forebay(&outcome);
+        assert!(
+            outcome.sides[0]
+                .spans
+                .iter()
+                .all(|span| span.bytes == bytes),
+            "{scenario}"
+        );
+        outcome
+    };
+    whole("stream:size=16MiB,files=2,workers=2", 32 << 20);
+    whole("stream:size=16MiB,state=cold", 16 << 20);
+    whole("checkpoint-load:size=16MiB,readers=3", 48 << 20);
+    let outcome = whole("safetensors:size=16MiB,tensors=40,processes=2", 32 << 20);
+    assert!(
+        outcome.sides[0]
+            .summary
+            .first_byte_us
+            .is_some_and(|first| first.median > 0.0)
+    );
+}
+
+#[test]
+fn what_is_wrong_ends_with_words() {
+    let cases = [
+        (vec!["run", "disk"], 1, "there are: device"),
+        (vec!["run", "fuse:blok=1"], 1, "fuse has no setting blok"),
+        (vec!["run", "device", "--span", "0s"], 2, "no time"),
+        (vec!["run", "device", "--span", "soon"], 2, "soon"),
+        (vec!["run", "device", "--repeats", "0"], 2, "0 is not in"),
+        (
+            vec![
+                "run",
+                "device:on=memory",
+                "--json",
+                "/no/such/dir/f",
+                "--span",
+                "50ms",
+                "--warm-up",
+                "50ms",
+                "--repeats",
+                "1",
+            ],
+            1,
+            "cannot write /no/such/dir/f",
+        ),
+        (vec!["run"], 2, "SCENARIO"),
+    ];
+    for (arguments, code, wanted) in cases {
+        let output = perf(&arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {said}");
+        assert!(said.contains(wanted), "{arguments:?}: {said}");
+    }
+    let listed = text(&perf(&["list"]).stdout);
+    assert!(
+        Kind::ALL
+            .iter()
+            .all(|kind| listed.contains(&format!("{}: ", kind.name())))
+    );
+}
+
+#[test]
+fn the_schema_refuses_what_is_not_as_it_says() {
+    let outcome = measured("device:on=memory,data=16MiB");
+    let value = serde_json::to_value(&outcome).expect("it is JSON");
+    schema::check(&value).expect("it is as the schema says");
+    let broken = |pointer: &str, change: Value| {
+        let mut broken = value.clone();
+        *broken.pointer_mut(pointer).expect("it is there") = change;
+        schema::check(&broken).expect_err(pointer)
+    };
+    broken("/schema", Value::from("1"));
+    broken("/sides", Value::from(7));
+    broken("/sides/0/spans/0/latency/from", Value::from("yesterday"));
+    broken("/sides/0/spans/0/costs/0/cpu_s", Value::Null);
+    let mut more = value.clone();
+    more["surprise"] = Value::from(1);
+    assert!(schema::check(&more).is_err());
+    let mut less = value;
+    less.as_object_mut().expect("an object").remove("seed");
+    assert!(schema::check(&less).is_err());
+}
