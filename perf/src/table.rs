@@ -186,7 +186,14 @@ fn side(text: &mut String, side: &SideOutcome) {
             )
         }),
     );
-    for cost in side.spans.last().map_or(&[][..], |span| &span.costs) {
+    if let Some(last) = side.spans.last() {
+        costs(text, last);
+    }
+}
+
+/// What each process used in a span.
+fn costs(text: &mut String, span: &Span) {
+    for cost in &span.costs {
         let switches = match (cost.voluntary_switches, cost.involuntary_switches) {
             (Some(voluntary), Some(involuntary)) => {
                 format!(", {voluntary} waits, {involuntary} times put off its processor")
@@ -201,10 +208,8 @@ fn side(text: &mut String, side: &SideOutcome) {
             _ => String::new(),
         };
         let used = time(cost.cpu_s * 1e6);
-        row(
-            "  of the last span",
-            Some(format!("{}: {used}{switches}{counted}", cost.who)),
-        );
+        let name = "  of the last span";
+        let _ = writeln!(text, "  {name:<22} {}: {used}{switches}{counted}", cost.who);
     }
 }
 
