@@ -52,6 +52,8 @@ pub(crate) struct Connection {
     pub used_at: Time,
     /// What `status` shows of it.
     pub record: Option<Arc<LinkRecord>>,
+    /// It is among those that may have something to post.
+    pub is_dirty: bool,
     /// Number of the last request of the peer.
     requests: u64,
 }
@@ -64,6 +66,7 @@ impl Connection {
             rail,
             used_at: now,
             record: None,
+            is_dirty: false,
             requests: 0,
         }
     }

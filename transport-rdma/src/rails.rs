@@ -297,6 +297,12 @@ impl Rails {
         true
     }
 
+    /// Whether one is to be closed.
+    pub fn has_broken(&self) -> bool {
+        let mut open = self.places.iter().filter_map(|place| place.rail.as_ref());
+        open.any(|rail| rail.broken)
+    }
+
     /// Closes those that are of no more use and not `in_use`. Those of them whose port was down.
     pub fn close(&mut self, now: Time, in_use: impl Fn(usize) -> bool) -> Vec<String> {
         let mut were_down = Vec::new();

@@ -4,7 +4,7 @@
 //! ([`crate::introduce`]), and brings the steps that [`RdmaTransport::offer`], [`RdmaTransport::accept`] and
 //! [`RdmaTransport::begin`] take.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::mem;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -36,8 +36,10 @@ pub struct RdmaTransport {
     /// Connections to ask on, by whom: one for each rail at most.
     by_peer: BTreeMap<PeerCore, Vec<ConnectionId>>,
     last_id: ConnectionId,
-    /// Connections with something to post.
-    dirty: BTreeSet<ConnectionId>,
+    /// Connections that may have something to post, each once: those whose `is_dirty` is set.
+    dirty: Vec<ConnectionId>,
+    /// Before this no connection wants to be looked at though nothing came. It may be early, never late.
+    due: Time,
     events: VecDeque<TransportEvent>,
     completions: Vec<Completion>,
     message: Vec<u8>,
@@ -103,7 +105,8 @@ impl RdmaTransport {
             connections: BTreeMap::new(),
             by_peer: BTreeMap::new(),
             last_id: ConnectionId(0),
-            dirty: BTreeSet::new(),
+            dirty: Vec::new(),
+            due: Time::NEVER,
             events: VecDeque::new(),
             completions: Vec::new(),
             message: Vec::new(),
@@ -139,8 +142,10 @@ impl RdmaTransport {
     pub fn offer(&mut self, prepare: &PrepareStep) -> Result<(ConnectionId, u32), VerbsError> {
         let (id, rail, wire) = self.wire(prepare)?;
         let number = wire.queue_pair();
-        let connection = Connection::new(wire, Side::Offered, rail, self.clock.now());
-        self.connections.insert(id, connection);
+        self.adopt(
+            id,
+            Connection::new(wire, Side::Offered, rail, self.clock.now()),
+        );
         Ok((id, number))
     }
 
@@ -160,8 +165,7 @@ impl RdmaTransport {
             credit_bytes: self.credit_bytes,
         };
         let side = Side::Serving(Serving::new(from, self.credit_bytes));
-        let connection = Connection::new(wire, side, rail, self.clock.now());
-        self.connections.insert(id, connection);
+        self.adopt(id, Connection::new(wire, side, rail, self.clock.now()));
         Ok((id, number, grant))
     }
 
@@ -201,9 +205,10 @@ impl RdmaTransport {
             asking.try_out(trial.address, trial.key, now);
         }
         connection.side = Side::Asking(asking);
+        self.due = self.due.min(connection.wake_at());
         if self.tries {
             self.trying.insert(id, to);
-            self.dirty.insert(id);
+            self.touch(id);
             return Ok(false);
         }
         self.ask_by(id, to);
@@ -342,13 +347,28 @@ impl RdmaTransport {
             };
             match asking.ask(left) {
                 Ok(()) => {
-                    self.dirty.insert(id);
+                    self.touch(id);
                     return Ok(());
                 }
                 Err(Full(op)) => left = op,
             }
         }
         Err(Full(left))
+    }
+
+    /// Takes a new connection in.
+    fn adopt(&mut self, id: ConnectionId, connection: Connection) {
+        self.due = self.due.min(connection.wake_at());
+        self.connections.insert(id, connection);
+    }
+
+    /// A connection may have something to post, and want to be looked at at another time than before.
+    fn touch(&mut self, id: ConnectionId) {
+        if let Some(connection) = self.connections.get_mut(&id)
+            && !mem::replace(&mut connection.is_dirty, true)
+        {
+            self.dirty.push(id);
+        }
     }
 
     /// Connections that are there, also those that are being ended.
@@ -440,9 +460,11 @@ impl RdmaTransport {
         }
     }
 
-    /// Takes completions, looks at deadlines, posts. Whether anything came.
+    /// Posts, takes completions, looks at deadlines, posts. Whether anything came.
     fn turn(&mut self) -> bool {
         self.now = self.clock.now();
+        // What the engine handed in since the last turn: it does not wait for a look at devices.
+        self.flush();
         let mut completions = mem::take(&mut self.completions);
         completions.clear();
         for at in 0..self.rails.len() {
@@ -459,9 +481,18 @@ impl RdmaTransport {
         if self.now.since(self.heard_at) >= Duration::from_millis(NEWS_PAUSE_MS) {
             self.hear();
         }
-        self.tick();
+        if self.due <= self.now {
+            self.tick();
+        }
         self.flush();
-        self.reap();
+        if self.due <= self.now {
+            self.reap();
+            let times = self.connections.values().map(Connection::wake_at);
+            self.due = times.min().unwrap_or(Time::NEVER);
+        }
+        if self.rails.has_broken() {
+            self.close_rails();
+        }
         came > 0
     }
 
@@ -536,6 +567,8 @@ impl RdmaTransport {
             connection.wire.came_back();
         }
         if connection.wire.has_failed() {
+            // It may have been its last.
+            self.due = self.due.min(connection.wake_at());
             return;
         }
         let events = &mut self.events;
@@ -560,7 +593,7 @@ impl RdmaTransport {
         match taken {
             // Room came free, or an answer is due.
             Ok(()) => {
-                self.dirty.insert(id);
+                self.touch(id);
                 if !self.trying.is_empty() {
                     self.may_be_proven(id);
                 }
@@ -571,7 +604,7 @@ impl RdmaTransport {
 
     /// Gives up what is over its deadline.
     fn tick(&mut self) {
-        let mut broken = Vec::new();
+        let (mut broken, mut touched) = (Vec::new(), Vec::new());
         for (id, connection) in &mut self.connections {
             if connection.wire.has_failed() || connection.wake_at() > self.now {
                 continue;
@@ -587,19 +620,22 @@ impl RdmaTransport {
                     Err(why) if asking.is_trying() => broken.push((*id, Ended::Tried(why))),
                     Err(why) => broken.push((*id, Ended::Broken(why))),
                 }
-                self.dirty.insert(*id);
+                touched.push(*id);
             }
         }
+        touched.into_iter().for_each(|id| self.touch(id));
         for (id, why) in broken {
             self.end(id, &why);
         }
     }
 
     fn flush(&mut self) {
-        for id in mem::take(&mut self.dirty) {
+        let mut dirty = mem::take(&mut self.dirty);
+        for id in dirty.drain(..) {
             let Some(connection) = self.connections.get_mut(&id) else {
                 continue;
             };
+            connection.is_dirty = false;
             if connection.wire.has_failed() {
                 continue;
             }
@@ -607,10 +643,15 @@ impl RdmaTransport {
             let Some(rail) = self.rails.usable(connection.rail) else {
                 continue;
             };
-            if let Err(why) = connection.flush(rail, self.now) {
+            let posted = connection.flush(rail, self.now);
+            self.due = self.due.min(connection.wake_at());
+            if let Err(why) = posted {
                 self.end(id, &why);
             }
         }
+        // Its room is kept; what was touched meanwhile has its turn in the next one.
+        mem::swap(&mut self.dirty, &mut dirty);
+        self.dirty.append(&mut dirty);
     }
 
     /// Begins to end a connection: no request goes there any more, and its queue pair goes into error.
@@ -633,6 +674,7 @@ impl RdmaTransport {
         }
         connection.wire.fail(self.now);
         self.trying.remove(&id);
+        self.due = self.due.min(connection.wake_at());
         if let Some(ended) = &mut self.ended {
             ended.push((id, why.to_string()));
         }
@@ -656,7 +698,6 @@ impl RdmaTransport {
                 self.connections.insert(id, left);
             }
         }
-        self.close_rails();
     }
 
     /// Before the core sleeps: asks to be woken. Whether something came in between.
@@ -775,7 +816,7 @@ impl Transport for RdmaTransport {
                     _ => Err(payload),
                 };
                 match left {
-                    Ok(()) => _ = self.dirty.insert(id),
+                    Ok(()) => self.touch(id),
                     Err(payload) => self
                         .events
                         .push_back(TransportEvent::Answered { handle, payload }),
@@ -818,7 +859,9 @@ impl Transport for RdmaTransport {
             }
             if let Side::Asking(asking) = &mut connection.side {
                 self.events.extend(asking.cancel(tag, self.now));
-                self.dirty.insert(*id);
+                if !mem::replace(&mut connection.is_dirty, true) {
+                    self.dirty.push(*id);
+                }
             }
         }
     }
@@ -828,7 +871,6 @@ impl Transport for RdmaTransport {
         if self.more || blind || !self.events.is_empty() || !self.dirty.is_empty() {
             return self.now;
         }
-        let times = self.connections.values().map(Connection::wake_at);
-        times.min().unwrap_or(Time::NEVER).min(self.rails.look_at())
+        self.due.min(self.rails.look_at())
     }
 }

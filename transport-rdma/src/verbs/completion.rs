@@ -1,5 +1,6 @@
 //! Completion queues, and the channels by which they wake who waits.
 
+use std::cell::RefCell;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::ptr::{self, NonNull};
@@ -19,6 +20,8 @@ pub struct CompletionQueue(pub(super) Rc<QueueShared>);
 
 pub(super) struct QueueShared {
     pub queue: NonNull<ibv_cq>,
+    /// Where what completed is told. Kept, so that a look that finds nothing does not fill it with zeros.
+    told: RefCell<[ibv_wc; COMPLETIONS_A_POLL]>,
     // After the queue itself, which is destroyed first.
     _channel: Option<Rc<ChannelShared>>,
     pub device: Rc<DeviceShared>,
@@ -68,6 +71,7 @@ impl CompletionQueue {
         match NonNull::new(queue) {
             Some(queue) => Ok(CompletionQueue(Rc::new(QueueShared {
                 queue,
+                told: RefCell::new([ibv_wc::zeroed(); COMPLETIONS_A_POLL]),
                 _channel: channel,
                 device,
             }))),
@@ -110,7 +114,6 @@ impl CompletionQueue {
         mut each: impl FnMut(Completion),
     ) -> Result<usize, VerbsError> {
         let count_max = count_max.min(COMPLETIONS_A_POLL);
-        let mut told = [ibv_wc::zeroed(); COMPLETIONS_A_POLL];
         let device = &self.0.device;
         let object = || format!("RDMA device {}, a completion queue", device.name);
         let Some(poll_cq) = device.operations().poll_cq else {
@@ -118,6 +121,10 @@ impl CompletionQueue {
                 object: object(),
                 what: "its driver cannot poll".into(),
             });
+        };
+        // Borrowed by nobody else: `each` is given copies, and cannot be this queue's poll, which has it.
+        let Ok(mut told) = self.0.told.try_borrow_mut() else {
+            return Ok(0);
         };
         // SAFETY: the queue lives, and there is room for as many completions as are asked for.
         let count = unsafe { poll_cq(self.0.queue.as_ptr(), count_max as i32, told.as_mut_ptr()) };
