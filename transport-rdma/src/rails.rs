@@ -21,18 +21,48 @@ const LOOK_PAUSE: Duration = Duration::from_millis(LOOK_PAUSE_MS);
 struct Place {
     config: RailConfig,
     rail: Option<Rail>,
-    /// Why its port reaches no peer, if it does not.
-    down: Option<String>,
-    /// When a port that is down is looked at again, whether the device tells of it or not: it may have been asked in vain.
-    look_at: Time,
+    health: Health,
     /// When it was last tried to open it, or closed.
     tried_at: Time,
 }
 
 impl Place {
-    /// Whether it is open, and its port reaches no peer.
-    fn is_down(&self) -> bool {
-        self.down.is_some() && self.rail.as_ref().is_some_and(|rail| !rail.broken)
+    /// Whether its device is open, and of use.
+    fn is_open(&self) -> bool {
+        self.rail.as_ref().is_some_and(|rail| !rail.broken)
+    }
+}
+
+/// How a port was when it was last looked at.
+#[derive(Debug, Default)]
+struct Health {
+    /// Why it reaches no peer, if it does not.
+    down: Option<String>,
+    seen_at: Time,
+}
+
+impl Health {
+    /// When it is looked at again, whether the device tells of it or not: that it is down may not be true, where it was asked in vain.
+    fn look_at(&self) -> Time {
+        match self.down {
+            Some(_) => self.seen_at + LOOK_PAUSE,
+            None => Time::NEVER,
+        }
+    }
+
+    /// It is so now: what has changed by that.
+    fn seen(&mut self, port: Port, now: Time) -> Option<Port> {
+        self.seen_at = now;
+        let before = match &port {
+            Port::Down(why) => self.down.replace(why.clone()),
+            Port::Up | Port::Moved => self.down.take(),
+        };
+        match (port, before) {
+            (Port::Up, None) | (Port::Down(_), Some(_)) => None,
+            // What is connected by it ended when it went down.
+            (Port::Up | Port::Moved, Some(_)) => Some(Port::Up),
+            (changed, None) => Some(changed),
+        }
     }
 }
 
@@ -113,8 +143,7 @@ impl Rails {
         self.places.push(Place {
             config: config.clone(),
             rail: None,
-            down: None,
-            look_at: now,
+            health: Health::default(),
             tried_at: now,
         });
         let opened = self.try_open(self.places.len() - 1, now);
@@ -136,18 +165,15 @@ impl Rails {
             epoll::add(&self.news, fd, data, EventFlags::IN).map_err(|error| no_epoll(&error))?;
         }
         // After its events are listened to: what changes from here on is told.
-        place.down = match rail.examine() {
-            Port::Up | Port::Moved => None,
-            Port::Down(why) => Some(why),
-        };
-        place.look_at = now + LOOK_PAUSE;
+        place.health = Health::default();
+        place.health.seen(rail.examine(), now);
         place.rail = Some(rail);
         Ok(())
     }
 
     /// Why a device's port reaches no peer, if it does not.
     pub fn down(&self, at: usize) -> Option<&str> {
-        self.places.get(at)?.down.as_deref()
+        self.places.get(at)?.health.down.as_deref()
     }
 
     /// How many there are, open or not.
@@ -187,7 +213,7 @@ impl Rails {
             );
         }
         let place = &self.places[at];
-        if let Some(why) = &place.down {
+        if let Some(why) = &place.health.down {
             return Err(VerbsError::Unusable {
                 object: format!("RDMA device {}", place.config.device),
                 what: why.clone(),
@@ -199,7 +225,10 @@ impl Rails {
     /// Why none of them reaches a peer; none when one does, or may when it is opened again.
     pub fn why_down(&self) -> Option<String> {
         let name = |place: &Place| place.config.device.clone();
-        let why = |place: &Place| Some(format!("{}: {}", name(place), place.down.as_ref()?));
+        let why = |place: &Place| {
+            let down = place.health.down.as_ref()?;
+            Some(format!("{}: {down}", name(place)))
+        };
         let all: Option<Vec<String>> = self.places.iter().map(why).collect();
         match all {
             Some(none) if none.is_empty() => {
@@ -211,8 +240,9 @@ impl Rails {
 
     /// When ports that are down are looked at again.
     pub fn look_at(&self) -> Time {
-        let down = self.places.iter().filter(|place| place.is_down());
-        down.map(|place| place.look_at).min().unwrap_or(Time::NEVER)
+        let open = self.places.iter().filter(|place| place.is_open());
+        let looks = open.map(|place| place.health.look_at());
+        looks.min().unwrap_or(Time::NEVER)
     }
 
     /// Whether a device has told something unasked.
@@ -236,7 +266,7 @@ impl Rails {
 
     fn news_of(&mut self, at: usize, now: Time, news: &mut Vec<News>) {
         let place = &mut self.places[at];
-        let mut examine = place.is_down() && place.look_at <= now;
+        let mut examine = place.health.look_at() <= now;
         let Some(rail) = place.rail.as_mut().filter(|rail| !rail.broken) else {
             return;
         };
@@ -261,19 +291,13 @@ impl Rails {
             }
         }
         if examine {
-            place.look_at = now + LOOK_PAUSE;
             // Not what was told, but how it is now: of a port that came and went only the last is true.
-            match (rail.examine(), place.down.take()) {
-                (Port::Up, None) => {}
-                (Port::Moved, None) => news.push(News::Moved { at }),
-                (Port::Up | Port::Moved, Some(_)) => news.push(News::Up { at }),
-                (Port::Down(why), before) => {
-                    place.down = Some(why.clone());
-                    if before.is_none() {
-                        news.push(News::Down { at, why });
-                    }
-                }
-            }
+            news.extend(match place.health.seen(rail.examine(), now) {
+                None => None,
+                Some(Port::Up) => Some(News::Up { at }),
+                Some(Port::Moved) => Some(News::Moved { at }),
+                Some(Port::Down(why)) => Some(News::Down { at, why }),
+            });
         }
     }
 
@@ -310,7 +334,7 @@ impl Rails {
             if place.rail.as_ref().is_some_and(|rail| rail.broken) && !in_use(at) {
                 place.rail = None;
                 place.tried_at = now;
-                if place.down.take().is_some() {
+                if place.health.down.take().is_some() {
                     were_down.push(place.config.device.clone());
                 }
             }
@@ -387,5 +411,30 @@ fn no_epoll(error: &dyn fmt::Display) -> VerbsError {
     VerbsError::Unusable {
         object: "an epoll descriptor for RDMA".into(),
         what: format!("{error}; look at the limit on open files (ulimit -n)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn down() -> Port {
+        Port::Down("its state cannot be asked for".into())
+    }
+
+    #[test]
+    fn a_port_that_is_down_is_looked_at_again_though_nobody_tells_of_it() {
+        let mut health = Health::default();
+        let at = |ms| Time(0) + Duration::from_millis(ms);
+        assert_eq!(health.look_at(), Time::NEVER, "devices tell of it");
+        assert_eq!(health.seen(down(), at(1)), Some(down()));
+        assert_eq!(health.look_at(), at(1 + LOOK_PAUSE_MS));
+        assert_eq!(health.seen(down(), at(7_000)), None, "told once");
+        assert_eq!(health.look_at(), at(7_000 + LOOK_PAUSE_MS));
+        // By another LID as well: nothing is connected any more.
+        assert_eq!(health.seen(Port::Moved, at(9_000)), Some(Port::Up));
+        assert_eq!(health.seen(Port::Up, at(9_001)), None);
+        assert_eq!(health.seen(Port::Moved, at(9_002)), Some(Port::Moved));
+        assert_eq!(health.look_at(), Time::NEVER);
     }
 }
