@@ -153,7 +153,7 @@ pub enum NoRail {
     ),
     /// The entry that a flag names is another address's.
     #[error(
-        "--rdma-gid-index {index}: that entry of {device} port {port} is {has}, and packets must come from {ip}: give one of {fitting}, or leave it out"
+        "--rdma-gid-index {index}: that entry of {device} port {port} is {has}, and packets must come from {ip}, which has {fitting}: give that, or leave the flag out"
     )]
     OtherGid {
         /// What the flag says.
@@ -594,7 +594,7 @@ mod tests {
         let no = rail(&machine, &wanted(4), &by([10, 0, 0, 1])).unwrap_err();
         let no = no.to_string();
         assert!(
-            no.contains("is ::ffff:10.7.0.1") && no.contains("one of 2, 3"),
+            no.contains("is ::ffff:10.7.0.1") && no.contains("which has 2, 3"),
             "{no}"
         );
         for index in [2, 3] {

@@ -9,7 +9,7 @@
 //! | `status` | what became of work: [`Completion`], [`WorkFault`] |
 //! | `events` | what devices tell unasked: [`DeviceEvent`] |
 //! | `error` | [`VerbsError`], [`PostError`] |
-//! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`ArenaRegion`], [`QueuePair`], [`Cm`]; all unsafe code, but for `rail`'s promise of who writes into an arena |
+//! | `verbs` | libibverbs behind safe types: [`Verbs`], [`Device`], [`ProtectionDomain`], [`CompletionQueue`], [`MemoryRegion`], [`ArenaRegion`], [`QueuePair`], [`Cm`]; all unsafe code, but for `rail`'s two promises |
 //! | [`asking`], [`serving`] | one connection, from either end: what is under way on it, and whose leases may still be written into; no device in there |
 //! | `rail`, `rails`, `wire`, `connection` | what a core has of a device, and of all of them; one connection's queue pair and slots; its rules over those |
 //! | `transport` | one core's turn over its connections: [`RdmaTransport`] |
@@ -107,7 +107,7 @@ pub use status::{Completed, Completion, WorkFault, WorkKind};
 pub use transport::RdmaTransport;
 pub use verbs::{
     Access, ArenaRegion, Batch, Cm, CmEvent, CmId, CmPlace, CompletionChannel, CompletionQueue,
-    ConnectSteps, Device, DeviceInfo, LocalSlice, MemoryRegion, PrepareStep, ProtectionDomain,
-    QueuePair, QueuePairSize, RemoteSlice, Verbs,
+    ConnectSteps, Device, DeviceInfo, LocalSlice, MemoryRegion, Parcel, PrepareStep,
+    ProtectionDomain, QueuePair, QueuePairSize, RemoteSlice, Verbs,
 };
 pub use wire::ConnectionId;

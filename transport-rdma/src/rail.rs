@@ -1,10 +1,14 @@
 //! What one core has of one device: everything that its connections share.
 
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, channel};
+
 use forebay_engine::arena::Mapping;
+use forebay_engine::ring::Doorbell;
 
 use crate::limits::{CONNECTIONS_MAX, ELEMENTS_MAX, RECEIVES, SENDS, TRIAL_BYTES};
 use crate::{
-    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, Gid, MemoryRegion,
+    Access, ArenaRegion, CompletionChannel, CompletionQueue, Device, Gid, MemoryRegion, Parcel,
     PrepareStep, ProtectionDomain, QueuePair, QueuePairSize, Verbs, VerbsError,
 };
 
@@ -130,6 +134,25 @@ impl Rail {
         })
     }
 
+    /// The same on a thread of its own: to register much memory takes long. What came of it is told once, and the doorbell rung.
+    pub fn open_aside(
+        verbs: Verbs,
+        config: RailConfig,
+        arena: Mapping,
+        doorbell: Option<Arc<Doorbell>>,
+    ) -> std::io::Result<Receiver<Opened>> {
+        let (tell, told) = channel();
+        let name = "rdma-open".to_owned();
+        std::thread::Builder::new().name(name).spawn(move || {
+            // Where nobody waits for it any more, it is closed here.
+            let _ = tell.send(Rail::open(&verbs, &config, &arena).map(packed));
+            if let Some(doorbell) = doorbell {
+                doorbell.ring();
+            }
+        })?;
+        Ok(told)
+    }
+
     /// Looks at its port, of which something is not as it was.
     pub fn examine(&mut self) -> Port {
         let (device, at) = (&self.device, self.at);
@@ -164,6 +187,16 @@ impl Rail {
         pair.prepare_by(prepare, Access::LOCAL)?;
         Ok(pair)
     }
+}
+
+/// What came of opening a device on another thread.
+pub(crate) type Opened = Result<Parcel<Rail>, VerbsError>;
+
+#[allow(unsafe_code)]
+fn packed(rail: Rail) -> Parcel<Rail> {
+    // SAFETY: all that a rail has was made by `Rail::open`, from a device that was opened there, and is kept in the rail's fields alone; nothing
+    // else was given a handle. The arena's mapping is counted with locks, and may be sent.
+    unsafe { Parcel::new(rail) }
 }
 
 /// The arena, for peers to write answers into.

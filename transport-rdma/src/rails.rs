@@ -2,18 +2,21 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::Duration;
 
 use forebay_engine::arena::Mapping;
 use forebay_engine::ports::Time;
+use forebay_engine::ring::Doorbell;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 
 use crate::events::DeviceEvent;
 use crate::limits::{LOOK_PAUSE_MS, NEWS_A_TURN, REOPEN_PAUSE_MS};
-use crate::rail::{Port, Rail, RailConfig};
+use crate::rail::{Opened, Port, Rail, RailConfig};
 use crate::status::Completion;
-use crate::{Verbs, VerbsError};
+use crate::{Parcel, Verbs, VerbsError};
 
 const LOOK_PAUSE: Duration = Duration::from_millis(LOOK_PAUSE_MS);
 
@@ -21,6 +24,8 @@ const LOOK_PAUSE: Duration = Duration::from_millis(LOOK_PAUSE_MS);
 struct Place {
     config: RailConfig,
     rail: Option<Rail>,
+    /// It is being opened by another thread, which tells.
+    opening: Option<Receiver<Opened>>,
     health: Health,
     /// When it was last tried to open it, or closed.
     tried_at: Time,
@@ -86,7 +91,7 @@ pub(crate) enum News {
     Down { at: usize, why: String },
     /// What is connected by the port is lost; it may be connected again.
     Moved { at: usize },
-    /// The port reaches peers again.
+    /// The port reaches peers again, or for the first time.
     Up { at: usize },
     /// The device is of no more use.
     Broken { at: usize, why: VerbsError },
@@ -127,7 +132,11 @@ impl Rails {
         };
         let mut failed = None;
         for config in configs {
-            failed = rails.add(config, now).err().or(failed);
+            let at = rails.place(config, now);
+            if let Err(error) = rails.open_now(at, now) {
+                tracing::warn!("{error}");
+                failed = Some(error);
+            }
         }
         match failed {
             Some(error) if rails.places.iter().all(|place| place.rail.is_none()) => Err(error),
@@ -135,28 +144,41 @@ impl Rails {
         }
     }
 
-    /// Adds a device. Where it cannot be opened now it is there all the same, to be tried again.
-    ///
-    /// # Errors
-    /// Why it could not be opened.
-    pub fn add(&mut self, config: &RailConfig, now: Time) -> Result<(), VerbsError> {
+    /// Adds a device, which is opened meanwhile.
+    pub fn add(&mut self, config: &RailConfig, doorbell: Option<&Arc<Doorbell>>, now: Time) {
+        let at = self.place(config, now);
+        self.begin_to_open(at, doorbell, now);
+    }
+
+    fn place(&mut self, config: &RailConfig, now: Time) -> usize {
         self.places.push(Place {
             config: config.clone(),
             rail: None,
+            opening: None,
             health: Health::default(),
             tried_at: now,
         });
-        let opened = self.try_open(self.places.len() - 1, now);
-        if let Err(error) = &opened {
-            tracing::warn!("{error}");
-        }
-        opened
+        self.places.len() - 1
     }
 
-    fn try_open(&mut self, at: usize, now: Time) -> Result<(), VerbsError> {
+    /// Opens a device while nobody is served yet.
+    fn open_now(&mut self, at: usize, now: Time) -> Result<(), VerbsError> {
+        let rail = Rail::open(&self.verbs, &self.places[at].config, &self.arena)?;
+        self.opened(at, rail, now)
+    }
+
+    fn begin_to_open(&mut self, at: usize, doorbell: Option<&Arc<Doorbell>>, now: Time) {
         let place = &mut self.places[at];
         place.tried_at = now;
-        let mut rail = Rail::open(&self.verbs, &place.config, &self.arena)?;
+        let (config, arena) = (place.config.clone(), self.arena.clone());
+        match Rail::open_aside(self.verbs, config, arena, doorbell.cloned()) {
+            Ok(told) => place.opening = Some(told),
+            Err(error) => tracing::warn!("no thread to open RDMA devices: {error}"),
+        }
+    }
+
+    fn opened(&mut self, at: usize, mut rail: Rail, now: Time) -> Result<(), VerbsError> {
+        let place = &mut self.places[at];
         let data = EventData::new_u64(at as u64);
         epoll::add(&self.epoll, &rail.channel, data, EventFlags::IN)
             .map_err(|error| no_epoll(&error))?;
@@ -169,6 +191,36 @@ impl Rails {
         place.health.seen(rail.examine(), now);
         place.rail = Some(rail);
         Ok(())
+    }
+
+    /// Whether a device is being opened.
+    pub fn is_opening(&self) -> bool {
+        self.places.iter().any(|place| place.opening.is_some())
+    }
+
+    /// Takes devices that were opened meanwhile.
+    pub fn take_opened(&mut self, now: Time) -> Vec<News> {
+        let mut news = Vec::new();
+        for at in 0..self.places.len() {
+            let told = self.places[at].opening.as_ref().map(Receiver::try_recv);
+            let opened = match told {
+                None | Some(Err(TryRecvError::Empty)) => continue,
+                Some(Ok(opened)) => opened.map(Parcel::open),
+                Some(Err(TryRecvError::Disconnected)) => Err(gone()),
+            };
+            self.places[at].opening = None;
+            match opened.and_then(|rail| self.opened(at, rail, now)) {
+                Ok(()) => {
+                    tracing::info!("RDMA device {} is used", self.places[at].config.device);
+                    news.push(match self.places[at].health.down.clone() {
+                        None => News::Up { at },
+                        Some(why) => News::Down { at, why },
+                    });
+                }
+                Err(error) => tracing::warn!("{error}"),
+            }
+        }
+        news
     }
 
     /// Why a device's port reaches no peer, if it does not.
@@ -201,16 +253,23 @@ impl Rails {
     /// The rail for a new connection; one that is closed is opened again, if that was not tried a moment ago.
     ///
     /// # Errors
-    /// Why there is none.
-    pub fn wanted(&mut self, at: usize, now: Time) -> Result<&Rail, VerbsError> {
+    /// Why there is none; also while it is being opened.
+    pub fn wanted(
+        &mut self,
+        at: usize,
+        doorbell: Option<&Arc<Doorbell>>,
+        now: Time,
+    ) -> Result<&Rail, VerbsError> {
         let place = &self.places[at];
         let pause = Duration::from_millis(REOPEN_PAUSE_MS);
-        if place.rail.is_none() && place.tried_at + pause <= now {
-            self.try_open(at, now)?;
-            tracing::info!(
-                "RDMA device {} is used again",
-                self.places[at].config.device
-            );
+        if place.rail.is_none() && place.opening.is_none() && place.tried_at + pause <= now {
+            self.begin_to_open(at, doorbell, now);
+        }
+        if self.places[at].opening.is_some() {
+            return Err(VerbsError::Unusable {
+                object: format!("RDMA device {}", self.places[at].config.device),
+                what: "it is being opened".into(),
+            });
         }
         let place = &self.places[at];
         if let Some(why) = &place.health.down {
@@ -304,6 +363,8 @@ impl Rails {
     /// It is of no more use. False when that is known, or it is closed.
     pub fn give_up(&mut self, at: usize, why: &VerbsError) -> bool {
         let place = &mut self.places[at];
+        // One that is on its way is closed where it is: the kernel waits for that, and tells of the end only once.
+        place.opening = None;
         let Some(rail) = place.rail.as_mut().filter(|rail| !rail.broken) else {
             return false;
         };

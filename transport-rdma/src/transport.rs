@@ -118,15 +118,13 @@ impl RdmaTransport {
         })
     }
 
-    /// Opens one more device, unless it is there. False when it is.
+    /// Opens one more device, unless it is there. False when it is. It is used once it is open, which another thread sees to.
     pub fn add(&mut self, device: &RailConfig) -> bool {
         if self.rails.position(&device.device).is_some() {
             return false;
         }
-        // Whether it could be opened or not: it is tried again when a connection wants it.
-        let _ = self.rails.add(device, self.clock.now());
-        let down = news_of_down(&self.rails, self.rails.len() - 1);
-        self.ports.extend(down);
+        let now = self.clock.now();
+        self.rails.add(device, self.doorbell.as_ref(), now);
         true
     }
 
@@ -391,7 +389,8 @@ impl RdmaTransport {
         let Some(at) = self.rails.position(device) else {
             return Err(unusable("it is none of this member's rails".into()));
         };
-        let wanted = self.rails.wanted(at, self.clock.now());
+        let now = self.clock.now();
+        let wanted = self.rails.wanted(at, self.doorbell.as_ref(), now);
         let connections_max = match wanted.map(|rail| rail.connections_max) {
             Ok(connections_max) => connections_max,
             Err(error) => {
@@ -519,10 +518,16 @@ impl RdmaTransport {
     /// Takes what devices tell unasked. Whether there was something.
     fn hear(&mut self) -> bool {
         self.heard_at = self.now;
-        if !self.rails.has_news() && self.rails.look_at() > self.now {
+        let mut all = match self.rails.is_opening() {
+            true => self.rails.take_opened(self.now),
+            false => Vec::new(),
+        };
+        if self.rails.has_news() || self.rails.look_at() <= self.now {
+            all.extend(self.rails.news(self.now));
+        } else if all.is_empty() {
             return false;
         }
-        for news in self.rails.news(self.now) {
+        for news in all {
             match news {
                 News::InError { address } => {
                     let mut all = self.connections.iter();

@@ -1,4 +1,4 @@
-//! libibverbs and librdmacm behind types that cannot be misused. All unsafe code of this crate is here, but for one call in `rail`.
+//! libibverbs and librdmacm behind types that cannot be misused. All unsafe code of this crate is here, but for two calls in `rail`.
 //!
 //! | module | holds |
 //! |---|---|
@@ -14,6 +14,7 @@
 //! | `completion` | completion queues, and the channels that wake |
 //! | `batch` | work that is posted together |
 //! | `queue_pair` | reliable-connected queue pairs |
+//! | `parcel` | what moves from the thread that made it to its owner |
 
 #[macro_use]
 mod declare;
@@ -29,6 +30,7 @@ mod device;
 mod events;
 mod library;
 mod memory;
+mod parcel;
 mod queue_pair;
 
 pub use arena::ArenaRegion;
@@ -37,6 +39,7 @@ pub use cm::{Cm, CmEvent, CmId, CmPlace};
 pub use completion::{CompletionChannel, CompletionQueue};
 pub use device::{Device, DeviceInfo, Verbs};
 pub use memory::{Access, LocalSlice, MemoryRegion, ProtectionDomain};
+pub use parcel::Parcel;
 pub use queue_pair::{ConnectSteps, PrepareStep, QueuePair, QueuePairSize, RemoteSlice};
 
 use std::io;
