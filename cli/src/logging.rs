@@ -4,18 +4,22 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
+/// Forebay's own crates that log.
+const OURS: [&str; 8] = [
+    "forebay_cli",
+    "forebay_engine",
+    "forebay_fuse",
+    "forebay_membership",
+    "forebay_nvme_uring",
+    "forebay_origin_s3",
+    "forebay_transport_rdma",
+    "forebay_transport_tcp",
+];
+
 /// Logs to standard error (a daemon's is its log file). `FOREBAY_LOG` chooses what; without it
 /// `default` and up, from Forebay's own crates.
 pub fn start(default: &str) {
-    let ours = [
-        "forebay_cli",
-        "forebay_engine",
-        "forebay_fuse",
-        "forebay_membership",
-        "forebay_origin_s3",
-        "forebay_transport_tcp",
-    ];
-    let directives: Vec<String> = ours
+    let directives: Vec<String> = OURS
         .iter()
         .map(|name| format!("{name}={default}"))
         .collect();
@@ -37,5 +41,23 @@ pub fn start(default: &str) {
         .try_init();
     if let Some(wrong) = wrong {
         tracing::warn!("{wrong}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What one of them says at `info` would not be seen by anybody.
+    #[test]
+    fn no_crate_is_left_out() {
+        let lines = include_str!("../Cargo.toml").lines();
+        let names = lines.filter_map(|line| line.split([' ', '.', '=']).next());
+        let names = names.filter(|name| name.starts_with("forebay-"));
+        let names: Vec<String> = names.map(|name| name.replace('-', "_")).collect();
+        assert!(names.len() >= OURS.len() - 1, "{names:?}");
+        for name in names {
+            assert!(OURS.contains(&&*name), "{name}");
+        }
     }
 }

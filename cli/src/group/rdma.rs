@@ -177,9 +177,9 @@ impl Looked {
         for rail in &self.up {
             tracing::info!("RDMA by {rail}");
         }
-        // Of ports that are down their devices tell as well, when cores have opened them: this is at the start, once.
+        // That they are down is told, too, as a warning, when cores have opened them.
         for rail in &self.down {
-            tracing::warn!("RDMA by {rail}, once that port is up");
+            tracing::info!("RDMA by {rail}, once that port is up");
         }
         match (way.endpoint.rails().len(), self.none.first()) {
             (0, why) => {
