@@ -28,6 +28,15 @@ const LENGTH_MARK: &str = "forebay_ctrlr_opts_bytes";
 const VERSION_MARK: &str = "forebay_spdk_version";
 /// What is linked.
 const PACKAGES: [&str; 2] = ["spdk_nvme", "spdk_env_dpdk"];
+/// What is compared.
+const HEADERS: [&str; 6] = [
+    "env.h",
+    "log.h",
+    "nvme.h",
+    "nvme_spec.h",
+    "uuid.h",
+    "version.h",
+];
 /// What those need of others when they are static: `Libs.private` of this package.
 const SYSTEM: &str = "spdk_syslibs";
 
@@ -50,9 +59,30 @@ fn main() {
             println!("cargo::rustc-link-lib=dylib=spdk_nvme");
         }
         Ok(_) => {
+            watch();
             compare();
             link();
         }
+    }
+}
+
+/// An SPDK that is replaced in place is compared again.
+fn watch() {
+    for package in PACKAGES.iter().chain([&SYSTEM]) {
+        let variable = |name: &str| {
+            let value = pkg_config(&["--variable", name, package]).unwrap_or_default();
+            PathBuf::from(value.trim())
+        };
+        let include = variable("includedir").join("spdk");
+        for header in HEADERS {
+            println!("cargo::rerun-if-changed={}", include.join(header).display());
+        }
+        println!(
+            "cargo::rerun-if-changed={}",
+            variable("pcfiledir")
+                .join(format!("{package}.pc"))
+                .display()
+        );
     }
 }
 
@@ -115,7 +145,8 @@ fn compare() {
         .split_once(&format!("{LENGTH_MARK}:"))
         .and_then(|(_, rest)| {
             let line = rest.lines().find(|line| !line.trim().is_empty())?;
-            line.split_whitespace().last()?.parse::<usize>().ok()
+            // A directive and the number; some compilers add a comment.
+            line.split_whitespace().nth(1)?.parse::<usize>().ok()
         });
     match length {
         Some(length) => println!("cargo::rustc-env=FOREBAY_SPDK_CTRLR_OPTS_BYTES={length}"),
@@ -128,7 +159,7 @@ fn compare() {
 /// One C assertion for each structure, field, number and function.
 fn assertions() -> String {
     let mut c = String::from(
-        "#include <spdk/stdinc.h>\n#include <spdk/env.h>\n#include <spdk/log.h>\n#include <spdk/nvme.h>\n#include \
+        "#include <spdk/stdinc.h>\n#include <spdk/env.h>\n#include <spdk/log.h>\n#include <spdk/nvme.h>\n#include <spdk/uuid.h>\n#include \
          <spdk/version.h>\n",
     );
     // The preprocessor makes the version of it.

@@ -1,12 +1,15 @@
 //! Where a namespace is, as people write it.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 /// What a transport id begins with that SPDK shall parse.
 const TRANSPORT: &str = "trtype:";
 /// What a PCI address begins with.
 const PCI: &str = "pci:";
+/// The longest name of a subsystem.
+const NQN_BYTES_MAX: usize = 223;
 /// What names the namespace.
 const NAMESPACE: &str = "ns:";
 
@@ -47,6 +50,31 @@ pub enum AddressError {
     /// A namespace that is none.
     #[error("`ns:{0}` is no namespace: they are numbered from 1")]
     Namespace(String),
+    /// A transport that is not driven.
+    #[error(
+        "transport `{0}` is not supported: give trtype:TCP, or a PCI address as pci:DDDD:BB:DD.F"
+    )]
+    Transport(String),
+    /// A word that is none of a transport id's.
+    #[error(
+        "`{0}` is no part of a transport id, which is trtype:TCP traddr:IP trsvcid:PORT subnqn:NQN, and ns:N if need be"
+    )]
+    Word(String),
+    /// One that is there twice.
+    #[error("`{0}:` is there twice")]
+    Twice(String),
+    /// One that is not there.
+    #[error("`{0}` is missing: a transport id is trtype:TCP traddr:IP trsvcid:PORT subnqn:NQN")]
+    Missing(&'static str),
+    /// An address that is none.
+    #[error("traddr `{0}` is no IP address of its family: names are not looked up")]
+    Ip(String),
+    /// A port that is none.
+    #[error("trsvcid `{0}` is no port")]
+    Port(String),
+    /// A name that is none.
+    #[error("subnqn `{0}` is too long for the name of a subsystem")]
+    Nqn(String),
 }
 
 impl Address {
@@ -79,19 +107,22 @@ impl FromStr for Address {
                         .parse()
                         .ok()
                         .filter(|number| (1..u32::MAX).contains(number));
-                    namespace = Some(parsed.ok_or_else(|| AddressError::Namespace(number.into()))?);
+                    let parsed = parsed.ok_or_else(|| AddressError::Namespace(number.into()))?;
+                    if namespace.replace(parsed).is_some() {
+                        return Err(AddressError::Twice("ns".into()));
+                    }
                 }
                 None => words.push(word),
             }
         }
         let pci = match words.as_slice() {
             [word] if word.starts_with(PCI) => Some(word[PCI.len()..].parse()?),
-            [first, ..] if first.to_ascii_lowercase().starts_with(TRANSPORT) => pci_of(&words)?,
+            [first, ..] if first.to_ascii_lowercase().starts_with(TRANSPORT) => None,
             _ => return Err(AddressError::Form(text.trim().into())),
         };
-        let transport_id = match pci {
-            Some(pci) => format!("trtype:PCIe traddr:{pci}"),
-            None => words.join(" "),
+        let (transport_id, pci) = match pci {
+            Some(pci) => (format!("trtype:PCIe traddr:{pci}"), Some(pci)),
+            None => Words::read(&words)?.transport_id()?,
         };
         Ok(Self {
             transport_id,
@@ -101,20 +132,69 @@ impl FromStr for Address {
     }
 }
 
-/// The PCI address of a transport id that names one.
-fn pci_of(words: &[&str]) -> Result<Option<PciAddress>, AddressError> {
-    let value = |key: &str| {
-        let lower = |word: &str| word.to_ascii_lowercase();
-        words
-            .iter()
-            .find(|word| lower(word).starts_with(key))
-            .map(|word| &word[key.len()..])
-    };
-    match value(TRANSPORT) {
-        Some(kind) if kind.eq_ignore_ascii_case("pcie") => {
-            value("traddr:").unwrap_or("").parse().map(Some)
+/// The words of a transport id. Each address has one form, whatever was written: SPDK takes two forms for two controllers.
+#[derive(Default)]
+struct Words<'a>([Option<&'a str>; KEYS.len()]);
+
+/// What a transport id is made of.
+const KEYS: [&str; 5] = ["trtype", "adrfam", "traddr", "trsvcid", "subnqn"];
+
+impl<'a> Words<'a> {
+    fn read(words: &[&'a str]) -> Result<Self, AddressError> {
+        let mut read = Self::default();
+        for word in words {
+            let Some((key, value)) = word.split_once(':').filter(|(_, value)| !value.is_empty())
+            else {
+                return Err(AddressError::Word((*word).into()));
+            };
+            let known = KEYS
+                .iter()
+                .position(|known| key.eq_ignore_ascii_case(known));
+            let Some(place) = known else {
+                return Err(AddressError::Word((*word).into()));
+            };
+            if read.0[place].replace(value).is_some() {
+                return Err(AddressError::Twice(key.into()));
+            }
         }
-        _ => Ok(None),
+        Ok(read)
+    }
+
+    fn transport_id(&self) -> Result<(String, Option<PciAddress>), AddressError> {
+        let [trtype, adrfam, traddr, trsvcid, subnqn] = self.0;
+        let trtype = trtype.unwrap_or_default();
+        if trtype.eq_ignore_ascii_case("pcie") {
+            let pci: PciAddress = traddr.unwrap_or_default().parse()?;
+            return Ok((format!("trtype:PCIe traddr:{pci}"), Some(pci)));
+        }
+        if !trtype.eq_ignore_ascii_case("tcp") {
+            return Err(AddressError::Transport(trtype.into()));
+        }
+        let needed = |word: Option<&'a str>, key| word.ok_or(AddressError::Missing(key));
+        let traddr = needed(traddr, "traddr:")?;
+        let ip = traddr
+            .parse::<IpAddr>()
+            .ok()
+            .filter(|ip| adrfam.is_none_or(|family| family.eq_ignore_ascii_case(family_of(ip))));
+        let ip = ip.ok_or_else(|| AddressError::Ip(traddr.into()))?;
+        let trsvcid = needed(trsvcid, "trsvcid:")?;
+        let port = trsvcid.parse::<u16>().ok().filter(|port| *port > 0);
+        let port = port.ok_or_else(|| AddressError::Port(trsvcid.into()))?;
+        let subnqn = needed(subnqn, "subnqn:")?;
+        if subnqn.len() > NQN_BYTES_MAX {
+            return Err(AddressError::Nqn(subnqn.into()));
+        }
+        let family = family_of(&ip);
+        let id = format!("trtype:TCP adrfam:{family} traddr:{ip} trsvcid:{port} subnqn:{subnqn}");
+        Ok((id, None))
+    }
+}
+
+/// As transport ids call it.
+fn family_of(ip: &IpAddr) -> &'static str {
+    match ip {
+        IpAddr::V4(_) => "IPv4",
+        IpAddr::V6(_) => "IPv6",
     }
 }
 
@@ -200,13 +280,49 @@ mod tests {
     }
 
     #[test]
-    fn transport_ids_are_left_to_spdk_but_for_their_namespace() {
-        let text =
+    fn transport_ids_have_one_form_however_they_are_written() {
+        let one =
             "trtype:TCP adrfam:IPv4 traddr:127.0.0.1 trsvcid:4420 subnqn:nqn.2026-11.example:a";
-        let address = parsed(&format!("{text}   ns:3")).unwrap();
-        assert_eq!((address.transport_id(), address.pci()), (text, None));
-        assert_eq!(address.namespace(), Some(3));
-        assert_eq!(address.to_string().parse(), Ok(address));
+        for text in [
+            one,
+            "trtype:tcp  traddr:127.0.0.1 trsvcid:04420 subnqn:nqn.2026-11.example:a",
+            "TRTYPE:Tcp subnqn:nqn.2026-11.example:a trsvcid:4420 ADRFAM:ipv4 traddr:127.0.0.1",
+        ] {
+            let address = parsed(&format!("{text}   ns:3")).unwrap();
+            assert_eq!((address.transport_id(), address.pci()), (one, None));
+            assert_eq!(address.namespace(), Some(3));
+            assert_eq!(address.to_string().parse(), Ok(address));
+        }
+        let v6 = |traddr: &str| {
+            parsed(&format!("trtype:TCP traddr:{traddr} trsvcid:1 subnqn:n")).unwrap()
+        };
+        assert_eq!(v6("::1"), v6("0:0:0:0:0:0:0:1"));
+    }
+
+    #[test]
+    fn what_is_no_transport_id_is_refused_with_a_reason() {
+        let whole = "trtype:TCP traddr:192.0.2.1 trsvcid:4420 subnqn:nqn.2026-11.example:a";
+        parsed(whole).unwrap();
+        let long = format!("subnqn:{}", "n".repeat(224));
+        for (from, to, reason) in [
+            ("TCP", "RDMA", "transport `RDMA`"),
+            ("TCP", "FC", "transport `FC`"),
+            ("traddr:192.0.2.1 ", "", "`traddr:` is missing"),
+            ("trsvcid:4420 ", "", "`trsvcid:` is missing"),
+            ("subnqn:nqn.2026-11.example:a", "", "`subnqn:` is missing"),
+            ("192.0.2.1", "target.example", "`target.example`"),
+            ("192.0.2.1", "192.0.2.1 adrfam:IPv6", "of its family"),
+            ("4420", "0", "no port"),
+            ("4420", "70000", "no port"),
+            ("trsvcid", "port", "`port:4420` is no part"),
+            ("4420", "4420 trsvcid:4421", "twice"),
+            ("4420", "4420 ns:1 ns:2", "twice"),
+            ("subnqn:nqn.2026-11.example:a", &long, "too long"),
+            ("traddr:192.0.2.1", "traddr", "`traddr` is no part"),
+        ] {
+            let error = parsed(&whole.replace(from, to)).unwrap_err().to_string();
+            assert!(error.contains(reason), "{from} -> {to}: {error}");
+        }
     }
 
     #[test]

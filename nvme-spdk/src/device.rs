@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::ports::{
@@ -13,6 +14,7 @@ use crate::driver::{QueuePair, Refusal, Work};
 use crate::error::Loss;
 use crate::namespace::Namespace;
 use crate::pace::Pace;
+use crate::watch::Gate;
 
 /// The deepest queue.
 pub const DEPTH_MAX: usize = 1_024;
@@ -52,6 +54,9 @@ pub struct SpdkDevice {
     depth: usize,
     /// Ended without SPDK.
     ready: VecDeque<DeviceEvent>,
+    /// Taken while the gate was closed, in their order; SPDK gets them with the next look.
+    waiting: VecDeque<Work>,
+    gate: Arc<Gate>,
     /// Something was submitted and no doorbell rung for it.
     submitted: bool,
     pace: Pace,
@@ -60,6 +65,8 @@ pub struct SpdkDevice {
 impl SpdkDevice {
     pub(crate) fn new(queue: QueuePair, options: &QueueOptions) -> Self {
         Self {
+            gate: queue.namespace().controller().watch.gate(),
+            waiting: VecDeque::new(),
             queue,
             depth: options.depth(),
             ready: VecDeque::new(),
@@ -80,7 +87,7 @@ impl SpdkDevice {
     /// When there is no descriptor left.
     pub fn signal_at(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         let eventfd: OwnedFd = eventfd.try_clone_to_owned()?;
-        self.namespace().controller().watch.wake(eventfd);
+        self.namespace().wake(eventfd);
         Ok(())
     }
 
@@ -100,7 +107,7 @@ impl SpdkDevice {
                 ..
             } => (*offset_bytes, bytes.len() as u64, true),
             DeviceOp::Flush { .. } => {
-                let nothing = (!namespace.raw().can_flush()).then_some(Ok(()));
+                let nothing = (!namespace.can_flush()).then_some(Ok(()));
                 return gone().or(nothing);
             }
             DeviceOp::Discard {
@@ -116,7 +123,7 @@ impl SpdkDevice {
             return Some(Err(DeviceError::ReadOnly));
         }
         let discard = matches!(op, DeviceOp::Discard { .. });
-        let nothing = len_bytes == 0 || (discard && !namespace.raw().can_discard());
+        let nothing = len_bytes == 0 || (discard && !namespace.can_discard());
         gone().or(nothing.then_some(Ok(())))
     }
 
@@ -124,35 +131,23 @@ impl SpdkDevice {
         self.queue.has_ended() || self.namespace().loss().is_some()
     }
 
-    /// Looks for completions and rings the doorbell. An end of the queue pair is the end of the controller for this node.
-    fn process(&mut self) {
-        self.submitted = false;
-        if !self.queue.process() {
-            self.namespace().controller().watch.lose(Loss::Failed);
+    /// Gives SPDK an operation that it shall see, unless the gate is closed.
+    fn hand_over(&mut self, work: Work) -> Handed {
+        let gate = self.gate.clone();
+        let Some(_passed) = gate.pass() else {
+            return Handed::GateClosed(work);
+        };
+        // What has changed while the gate was closed is known now.
+        if self.lost() {
+            self.ready.push_back(event(work, Err(DeviceError::Gone)));
+            return Handed::Over;
         }
-    }
-}
-
-impl BlockDevice for SpdkDevice {
-    fn geometry(&self) -> DeviceGeometry {
-        self.namespace().geometry()
-    }
-
-    fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {
-        if self.queue.under_way() + self.ready.len() >= self.depth {
-            return Err(Full(op));
-        }
-        if let Some(result) = self.short_cut(&op) {
-            self.ready.push_back(event(work(op), result));
-            return Ok(());
-        }
-        match self.queue.submit(work(op)) {
+        match self.queue.submit(work) {
             Ok(()) => {
                 self.submitted = true;
                 self.pace.moved();
-                Ok(())
             }
-            Err((work, Refusal::Full)) => Err(Full(op_of(work))),
+            Err((work, Refusal::Full)) => return Handed::Full(work),
             Err((work, Refusal::Errno(errno))) => {
                 tracing::debug!(
                     "{}: SPDK takes no operation: {errno}",
@@ -163,18 +158,83 @@ impl BlockDevice for SpdkDevice {
                     false => refused(&work, errno),
                 });
                 self.ready.push_back(event(work, result));
-                Ok(())
+            }
+        }
+        Handed::Over
+    }
+
+    /// What was taken while the gate was closed.
+    fn hand_over_waiting(&mut self) {
+        while let Some(work) = self.waiting.pop_front() {
+            match self.hand_over(work) {
+                Handed::Over => {}
+                Handed::GateClosed(work) | Handed::Full(work) => {
+                    self.waiting.push_front(work);
+                    return;
+                }
             }
         }
     }
 
+    /// Looks for completions and rings the doorbell. An end of the queue pair is the end of the controller for this node.
+    fn process(&mut self) {
+        self.submitted = false;
+        if !self.queue.process() {
+            self.namespace().controller().watch.lost.lose(Loss::Failed);
+        }
+    }
+}
+
+/// What became of an operation that SPDK shall see.
+enum Handed {
+    /// SPDK has it, or it has ended.
+    Over,
+    /// Namespaces may change just now.
+    GateClosed(Work),
+    /// SPDK has no request left.
+    Full(Work),
+}
+
+impl BlockDevice for SpdkDevice {
+    fn geometry(&self) -> DeviceGeometry {
+        self.namespace().geometry()
+    }
+
+    fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {
+        if self.queue.under_way() + self.ready.len() + self.waiting.len() >= self.depth {
+            return Err(Full(op));
+        }
+        if let Some(result) = self.short_cut(&op) {
+            self.ready.push_back(event(work(op), result));
+            return Ok(());
+        }
+        let work = work(op);
+        if !self.waiting.is_empty() {
+            self.waiting.push_back(work);
+            return Ok(());
+        }
+        match self.hand_over(work) {
+            Handed::Over => Ok(()),
+            Handed::GateClosed(work) => {
+                self.waiting.push_back(work);
+                Ok(())
+            }
+            Handed::Full(work) => Err(Full(op_of(work))),
+        }
+    }
+
     fn commit(&mut self) {
+        self.hand_over_waiting();
         if self.submitted {
             self.process();
         }
     }
 
     fn poll(&mut self) -> Option<DeviceEvent> {
+        if let Some(event) = self.ready.pop_front() {
+            return Some(event);
+        }
+        self.hand_over_waiting();
         if let Some(event) = self.ready.pop_front() {
             return Some(event);
         }
@@ -193,7 +253,8 @@ impl BlockDevice for SpdkDevice {
         if !self.ready.is_empty() {
             return Some(Duration::ZERO);
         }
-        (self.queue.under_way() > 0).then(|| self.pace.nap(Instant::now()))
+        let under_way = self.queue.under_way() > 0 || !self.waiting.is_empty();
+        under_way.then(|| self.pace.nap(Instant::now()))
     }
 
     fn loss(&self) -> Option<String> {

@@ -19,11 +19,11 @@ pub enum EnvironmentError {
         /// A negative errno.
         errno: i32,
     },
-    /// No thread could be started for it.
+    /// No thread could be started for it, or for a controller.
     #[error("cannot start a thread for SPDK: {0}")]
     Thread(std::io::Error),
-    /// The thread for it ended.
-    #[error("the thread that waits for NVMe controllers has ended")]
+    /// The thread for it, or for a controller, ended.
+    #[error("a thread that waits for NVMe controllers has ended")]
     Ended,
 }
 
@@ -45,6 +45,19 @@ pub enum OpenError {
          that it listens there and knows the subsystem"
     )]
     Attach(String),
+    /// It is lost, and somebody in this process still has it.
+    #[error(
+        "{address} was lost ({loss}) and is still in use by this process: it can be opened again when that has ended, or by a restart"
+    )]
+    Held {
+        /// Where.
+        address: String,
+        /// How it was lost.
+        loss: Loss,
+    },
+    /// It is not shut down yet, or not attached.
+    #[error("{0} is still being shut down, or attached, by this process: try again")]
+    Busy(String),
     /// The controller does not have that namespace, or none at all.
     #[error("{address} has no namespace {namespace}; it has {found:?}")]
     NoNamespace {
@@ -100,16 +113,36 @@ pub enum QueueError {
     #[error("{0} gives no queue pair: it has fewer than this node has cores, or does not answer")]
     Refused(String),
     /// The arena is not memory that a PCI device may reach.
-    #[error(
-        "SPDK does not take the arena for device memory ({errno}): it must be huge pages, or the machine must have an IOMMU"
-    )]
+    #[error("{address}: {why}")]
     Memory {
+        /// Where the device is.
+        address: String,
+        /// Why not.
+        why: MemoryError,
+    },
+}
+
+/// Why an arena is no memory that a PCI device may reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum MemoryError {
+    /// The device would reach memory by physical addresses, and this memory may move.
+    #[error(
+        "this machine has no IOMMU in use, and the buffers are not in reserved huge pages: switch the IOMMU on (in the firmware, and \
+         `intel_iommu=on` or `amd_iommu=on` for the kernel), or reserve huge pages for all of --memory and 256 MiB more \
+         (`sysctl vm.nr_hugepages=N`, 2 MiB each)"
+    )]
+    NoIommu,
+    /// SPDK does not take it.
+    #[error(
+        "SPDK does not take the buffers for device memory ({errno}): see that the limit of locked memory (`ulimit -l`) is not below them"
+    )]
+    Refused {
         /// A negative errno.
         errno: i32,
     },
 }
 
-/// Why a controller is of no use any more. It stays so until it is opened anew.
+/// Why a controller, or a namespace of it, is of no use any more. It stays so until it is opened anew.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Loss {
     /// It was taken away, or its target has ended the connection.
@@ -121,4 +154,24 @@ pub enum Loss {
     /// It gave up, or was reset by others.
     #[error("the controller has failed or was reset")]
     Failed,
+    /// The namespace is not what was opened.
+    #[error("{0}")]
+    Changed(Change),
+}
+
+/// What became of a namespace while it was in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Change {
+    /// It is not there any more.
+    #[error("the namespace was deleted, or detached from its controller")]
+    Gone,
+    /// Its sectors, or their metadata, have another length.
+    #[error("the namespace was formatted with sectors of another size")]
+    Sectors,
+    /// It is smaller than what is used of it.
+    #[error("the namespace became smaller")]
+    Smaller,
+    /// Its number belongs to another one.
+    #[error("the namespace was replaced by another one")]
+    Replaced,
 }

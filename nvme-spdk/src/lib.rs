@@ -5,10 +5,14 @@
 //! | `address` | [`Address`]: a PCI address or an SPDK transport id, and which namespace | there |
 //! | `status` | what an NVMe status means to the engine | there |
 //! | `error` | why something cannot be used, and why it was lost | there |
+//! | `fingerprint` | whether a namespace is still what was opened | there |
+//! | `pages` | which memory is in reserved huge pages | there |
+//! | `watch` | whether controllers and namespaces are lost, and whom that wakes | there |
 //! | `pace` | how often a device is looked at that signals nothing | there |
 //! | `namespace` | [`Namespace`]: opened once, shared by all cores | - |
 //! | `device` | [`SpdkDevice`]: one core's queue pair, the engine's `BlockDevice` | - |
-//! | `environment` | [`Environment`]: SPDK's memory and the one thread that waits for controllers | - |
+//! | `controller` | attached controllers, and a thread for each that waits for it | - |
+//! | `environment` | [`Environment`]: SPDK, started once | - |
 //! | `driver` | safe types over the functions of SPDK: the only unsafe code besides `ffi` | - |
 //! | `ffi` | the functions and structures of SPDK that are used, checked against its headers by `build.rs` | - |
 //!
@@ -17,6 +21,8 @@
 #![deny(unsafe_code)]
 
 mod address;
+#[cfg(feature = "spdk")]
+mod controller;
 #[cfg(feature = "spdk")]
 mod device;
 #[cfg(feature = "spdk")]
@@ -28,18 +34,24 @@ mod error;
 #[cfg(feature = "spdk")]
 #[allow(unsafe_code)]
 mod ffi;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod fingerprint;
 #[cfg(feature = "spdk")]
 mod namespace;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod pace;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod pages;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod status;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod watch;
 
 pub use address::{Address, AddressError, PciAddress};
 #[cfg(feature = "spdk")]
 pub use device::{DEPTH_MAX, QueueOptions, SpdkDevice};
 #[cfg(feature = "spdk")]
 pub use environment::{Environment, EnvironmentOptions};
-pub use error::{EnvironmentError, Loss, OpenError, QueueError};
+pub use error::{Change, EnvironmentError, Loss, MemoryError, OpenError, QueueError};
 #[cfg(feature = "spdk")]
 pub use namespace::{Namespace, OpenOptions};

@@ -1,5 +1,6 @@
 //! A namespace, opened once and shared by the queue pairs of all cores.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,10 +8,13 @@ use forebay_engine::arena::Mapping;
 use forebay_engine::ports::DeviceGeometry;
 
 use crate::address::Address;
+use crate::controller::Controller;
 use crate::device::{QueueOptions, SpdkDevice};
 use crate::driver::{ConnectOptions, Identity, QueuePair, RawNamespace};
-use crate::environment::{Controller, Environment};
-use crate::error::{Loss, OpenError, QueueError};
+use crate::environment::Environment;
+use crate::error::{Change, Loss, OpenError, QueueError};
+use crate::fingerprint::Fingerprint;
+use crate::watch::{Lost, Observed};
 
 /// Sectors that the engine's pages fit.
 const SECTORS_BYTES: [u32; 2] = [512, 4096];
@@ -53,6 +57,10 @@ pub struct Namespace {
     geometry: DeviceGeometry,
     identity: Identity,
     read_only: bool,
+    opened: Arc<Opened>,
+    can_flush: bool,
+    can_discard: bool,
+    environment: Arc<Environment>,
     // After the namespace, which is part of it.
     controller: Arc<Controller>,
 }
@@ -78,15 +86,30 @@ impl Namespace {
             namespace: address.namespace().unwrap_or(0),
             found,
         })?;
-        let geometry = geometry(&raw, address, options)?;
-        Ok(Arc::new(Self {
-            read_only: options.read_only || raw.is_write_protected(),
-            identity: controller.raw().identity(),
-            geometry,
-            raw,
-            address: address.clone(),
-            controller,
-        }))
+        // No look at it while the controller's thread may exchange it.
+        let namespace = controller.watch.around(|| {
+            let geometry = geometry(&raw, address, options)?;
+            Ok::<_, OpenError>(Arc::new(Self {
+                read_only: options.read_only || raw.is_write_protected(),
+                identity: controller.raw().identity(),
+                geometry,
+                opened: Arc::new(Opened {
+                    raw: raw.again(),
+                    fingerprint: raw.fingerprint(),
+                    used_bytes: geometry.capacity_bytes,
+                    lost: Lost::default(),
+                }),
+                can_flush: raw.can_flush(),
+                can_discard: raw.can_discard(),
+                environment: environment.clone(),
+                raw,
+                address: address.clone(),
+                controller: controller.clone(),
+            }))
+        })?;
+        let observed: Arc<dyn Observed> = namespace.opened.clone();
+        controller.watch.observe(Arc::downgrade(&observed));
+        Ok(namespace)
     }
 
     /// A queue pair for the calling thread. What is under way has its buffers in the arena that `arena` belongs to.
@@ -107,12 +130,13 @@ impl Namespace {
         }
         // Through a network the bytes are copied by the kernel's sockets, from and to any memory.
         let memory = match self.is_pci() {
-            true => Some(self.controller.environment.register(arena)),
+            true => Some(self.environment.register(arena)),
             false => None,
         };
-        let memory = memory
-            .transpose()
-            .map_err(|errno| QueueError::Memory { errno })?;
+        let memory = memory.transpose().map_err(|why| QueueError::Memory {
+            address: address(),
+            why,
+        })?;
         let depth = options.depth();
         let last = Instant::now() + CONNECT_PATIENCE;
         loop {
@@ -156,9 +180,30 @@ impl Namespace {
         &self.identity.serial
     }
 
+    /// What its controller said last of its health, which it is asked for each 10 s: the log page "SMART / Health Information". None
+    /// before its first answer, or where it gives none.
+    pub fn health(&self) -> Option<[u8; 512]> {
+        self.controller.watch.health()
+    }
+
     /// Why it is of no use any more; none as long as it is.
     pub fn loss(&self) -> Option<Loss> {
-        self.controller.watch.loss()
+        (self.opened.lost.loss()).or_else(|| self.controller.watch.lost.loss())
+    }
+
+    /// Signals at `eventfd` when it is lost.
+    pub(crate) fn wake(&self, eventfd: OwnedFd) {
+        let eventfd = Arc::new(eventfd);
+        self.opened.lost.wake(eventfd.clone());
+        self.controller.watch.lost.wake(eventfd);
+    }
+
+    pub(crate) fn can_flush(&self) -> bool {
+        self.can_flush
+    }
+
+    pub(crate) fn can_discard(&self) -> bool {
+        self.can_discard
     }
 
     pub(crate) fn controller(&self) -> &Controller {
@@ -172,6 +217,29 @@ impl Namespace {
     /// Whether the device reaches this machine's memory by itself.
     pub(crate) fn is_pci(&self) -> bool {
         self.address.pci().is_some()
+    }
+}
+
+/// A namespace as it was opened: SPDK exchanges what it knows of it while it is in use. Compared by the controller's thread, which
+/// must never be the last to have a [`Namespace`], so this is apart from it.
+#[derive(Debug)]
+struct Opened {
+    raw: RawNamespace,
+    fingerprint: Fingerprint,
+    used_bytes: u64,
+    lost: Lost,
+}
+
+impl Observed for Opened {
+    fn change(&self) -> Option<Change> {
+        match self.raw.is_active() {
+            true => (self.fingerprint).change(&self.raw.fingerprint(), self.used_bytes),
+            false => Some(Change::Gone),
+        }
+    }
+
+    fn lost(&self) -> &Lost {
+        &self.lost
     }
 }
 

@@ -90,6 +90,11 @@ impl Mapping {
     pub fn len_bytes(&self) -> usize {
         self.0.len
     }
+
+    /// Its length up to the end of its last 2 MiB, all of which are mapped: what drivers take that know only such pages.
+    pub fn whole_bytes(&self) -> usize {
+        self.0.len.next_multiple_of(HUGE_PAGE_BYTES)
+    }
 }
 
 impl Slab {
@@ -102,8 +107,10 @@ impl Slab {
             .checked_mul(CHUNK_BYTES)
             .ok_or(io::ErrorKind::OutOfMemory)?;
         // What is mapped and never touched takes no memory.
-        let mapped = len.checked_add(HUGE_PAGE_BYTES);
-        let mapped = mapped.ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapped = len
+            .checked_next_multiple_of(HUGE_PAGE_BYTES)
+            .and_then(|len| len.checked_add(HUGE_PAGE_BYTES))
+            .ok_or(io::ErrorKind::OutOfMemory)?;
         let map = MmapOptions::new().len(mapped).map_anon()?;
         // Huge pages save TLB misses in every copy; without them everything works as well.
         let _ = map.advise(memmap2::Advice::HugePage);
@@ -228,6 +235,19 @@ mod tests {
         assert_eq!(joined.offset(), offset);
         for (n, piece) in joined.bytes().chunks(SUB_BLOCK_BYTES).enumerate() {
             assert!(piece.iter().all(|byte| *byte == n as u8 + 1));
+        }
+    }
+
+    #[test]
+    fn whole_huge_pages_are_mapped_under_every_chunk() {
+        for chunks in [1, 2, 3, 5] {
+            let (mapping, _) = Slab::frames(chunks).unwrap();
+            let map = &mapping.0.map;
+            let start = mapping.as_ptr().addr();
+            assert!(start.is_multiple_of(HUGE_PAGE_BYTES));
+            assert!(mapping.whole_bytes() >= mapping.len_bytes());
+            assert!(mapping.whole_bytes().is_multiple_of(HUGE_PAGE_BYTES));
+            assert!(start + mapping.whole_bytes() <= map.as_mut_ptr().addr() + map.len());
         }
     }
 

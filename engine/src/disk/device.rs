@@ -249,6 +249,11 @@ impl<D: BlockDevice> Log<D> {
     pub fn turn(&mut self, now: Time, tier: &mut Tier, buffers: &mut impl Buffers) -> (bool, Time) {
         self.now = now;
         let mut progressed = self.take_completions(now, tier, buffers);
+        // One that is at rest is retired when it is lost, and not with the next read.
+        if self.is_readable() && self.device.loss().is_some() {
+            self.fault(now, DeviceError::Gone, tier);
+            progressed = true;
+        }
         let mut wake_at = self.give_up_slow_reads(now, tier);
         wake_at = wake_at.min(self.give_up_slow_writes(tier));
         wake_at = wake_at.min(self.give_up_slow_recovery(tier));

@@ -34,6 +34,8 @@ struct Media {
     unreadable: Option<u64>,
     /// Reads after so many never end.
     reads_left: Option<u32>,
+    /// It is gone, for a reason that it knows.
+    loss: Option<String>,
     /// Writes and flushes never end.
     hangs: bool,
     /// Writes wait, or those that begin with these bytes, until they are let go.
@@ -81,6 +83,10 @@ struct MemDevice {
 }
 
 impl BlockDevice for MemDevice {
+    fn loss(&self) -> Option<String> {
+        self.media.borrow().loss.clone()
+    }
+
     fn geometry(&self) -> DeviceGeometry {
         DeviceGeometry {
             sector_bytes: 4096,

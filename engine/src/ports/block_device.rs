@@ -145,7 +145,8 @@ pub trait BlockDevice {
         None
     }
 
-    /// Why operations end in [`DeviceError::Gone`], in words, where the device knows more.
+    /// Why operations end in [`DeviceError::Gone`], in words, where the device knows more. What is lost stays so: its core
+    /// retires it as soon as it looks.
     fn loss(&self) -> Option<String> {
         None
     }

@@ -5,9 +5,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::environment::Watch;
 use crate::error::Loss;
 use crate::ffi;
+use crate::fingerprint::Fingerprint;
+use crate::watch::Watch;
 
 /// Entries of a queue: more than any queue pair here has operations.
 const QUEUE_SIZE_MAX: u32 = 2_048;
@@ -106,11 +107,27 @@ impl RawController {
         }
     }
 
+    pub(super) fn as_ptr(&self) -> *mut ffi::Ctrlr {
+        self.ctrlr.as_ptr()
+    }
+
     /// Polls the admin queue: keep-alives, events, timeouts. Only by the thread that attached it. False when the controller
     /// is lost.
     pub(crate) fn poll_admin(&self) -> bool {
+        // What is under way may still end: the kernel waits until this program lets go.
+        if self.is_unplugged() {
+            return false;
+        }
         // SAFETY: the controller is attached, and one thread alone calls this.
         unsafe { ffi::spdk_nvme_ctrlr_process_admin_completions(self.ctrlr.as_ptr()) >= 0 }
+    }
+
+    /// Whether the kernel wants a PCI device back, because it is taken out.
+    fn is_unplugged(&self) -> bool {
+        // SAFETY: the controller is attached; null for what is no PCI device.
+        let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(self.ctrlr.as_ptr()) };
+        // SAFETY: SPDK's device of an attached controller, which is there until that is detached.
+        !device.is_null() && unsafe { ffi::spdk_pci_device_is_removed(device) != 0 }
     }
 
     /// Shuts it down and gives it back, which may take seconds. No queue pair of it is left: each holds a share of what
@@ -141,9 +158,7 @@ impl RawController {
     /// The numbers of those that are there.
     pub(crate) fn namespace(&self, number: Option<u32>) -> Result<RawNamespace, Vec<u32>> {
         let wanted = number.unwrap_or_else(|| self.next_namespace(None));
-        // SAFETY: the controller is attached; any number may be asked for.
-        let active = wanted != 0
-            && unsafe { ffi::spdk_nvme_ctrlr_is_active_ns(self.ctrlr.as_ptr(), wanted) } != 0;
+        let active = is_active(self.ctrlr, wanted);
         // SAFETY: as above.
         let ns = unsafe { ffi::spdk_nvme_ctrlr_get_ns(self.ctrlr.as_ptr(), wanted) };
         match NonNull::new(ns) {
@@ -188,7 +203,7 @@ unsafe extern "C" fn timed_out(
 ) {
     // SAFETY: `arg` is the controller's `Watch`, see `watch_for`.
     let watch = unsafe { &*arg.cast::<Watch>() };
-    watch.lose(Loss::TimedOut(watch.timeout()));
+    watch.lost.lose(Loss::TimedOut(watch.timeout()));
     // SAFETY: SPDK gives its own controller. From now on each poll of it ends with an error, also the one that SPDK itself
     // would wait for without end when a queue pair is deleted. It may be called within a callback: it sets a state.
     unsafe { ffi::spdk_nvme_ctrlr_fail(ctrlr) };
@@ -208,7 +223,14 @@ fn text(bytes: &[u8]) -> String {
         .to_owned()
 }
 
-/// A namespace of a controller that is attached: whoever has one keeps its controller.
+/// Whether an attached controller has a namespace of that number now.
+fn is_active(ctrlr: NonNull<ffi::Ctrlr>, number: u32) -> bool {
+    // SAFETY: the controller is attached; any number may be asked for.
+    number != 0 && unsafe { ffi::spdk_nvme_ctrlr_is_active_ns(ctrlr.as_ptr(), number) } != 0
+}
+
+/// A namespace of a controller that is attached: whoever has one keeps its controller, or is only asked by the thread that
+/// attached it, before it detaches it (`Watch::around`).
 #[derive(Debug)]
 pub(crate) struct RawNamespace {
     ns: NonNull<ffi::Ns>,
@@ -224,6 +246,20 @@ unsafe impl Sync for RawNamespace {}
 impl RawNamespace {
     pub(crate) fn number(&self) -> u32 {
         self.number
+    }
+
+    /// The same one.
+    pub(crate) fn again(&self) -> Self {
+        Self {
+            ns: self.ns,
+            ctrlr: self.ctrlr,
+            number: self.number,
+        }
+    }
+
+    /// Whether it is there.
+    pub(crate) fn is_active(&self) -> bool {
+        is_active(self.ctrlr, self.number)
     }
 
     pub(super) fn ns(&self) -> *mut ffi::Ns {
@@ -274,11 +310,35 @@ impl RawNamespace {
         self.flags() & ffi::NS_DEALLOCATE_SUPPORTED != 0
     }
 
-    /// Whether it takes no writes.
-    pub(crate) fn is_write_protected(&self) -> bool {
+    /// A copy, since SPDK exchanges it.
+    fn data(&self) -> Option<ffi::NsData> {
         // SAFETY: the namespace's controller is attached.
         let data = unsafe { ffi::spdk_nvme_ns_get_data(self.ns()) };
-        // SAFETY: SPDK's data of this namespace, which begins as declared; null is told.
-        unsafe { data.as_ref() }.is_some_and(|data| data.nsattr & ffi::NSATTR_WRITE_PROTECTED != 0)
+        // SAFETY: SPDK's data of this namespace, which begins as declared; null is told. Nobody exchanges it meanwhile: callers
+        // are within `Watch::around`, as is who polls the admin queue.
+        unsafe { data.as_ref() }.copied()
+    }
+
+    /// Whether it takes no writes.
+    pub(crate) fn is_write_protected(&self) -> bool {
+        self.data()
+            .is_some_and(|data| data.nsattr & ffi::NSATTR_WRITE_PROTECTED != 0)
+    }
+
+    /// What it is now.
+    pub(crate) fn fingerprint(&self) -> Fingerprint {
+        let data = self.data();
+        // SAFETY: the namespace's controller is attached.
+        let uuid = unsafe { ffi::spdk_nvme_ns_get_uuid(self.ns()) };
+        // SAFETY: within SPDK's data of this namespace, as in `data`; null is told.
+        let uuid = unsafe { uuid.as_ref() };
+        Fingerprint {
+            sector_bytes: self.sector_bytes(),
+            metadata_bytes: self.metadata_bytes(),
+            capacity_bytes: self.capacity_bytes(),
+            nguid: data.map_or([0; 16], |data| data.nguid),
+            eui64: data.map_or([0; 8], |data| data.eui64),
+            uuid: uuid.map_or([0; 16], |uuid| uuid.raw),
+        }
     }
 }

@@ -6,9 +6,6 @@ use forebay_engine::arena::Mapping;
 
 use crate::ffi;
 
-/// What SPDK registers in one go, and what addresses and lengths are multiples of.
-const PAGE_BYTES: usize = 2 << 20;
-
 /// An arena that SPDK knows. Undone when the last queue pair that may reach it is gone.
 #[derive(Debug)]
 pub(crate) struct Registration {
@@ -24,7 +21,8 @@ impl Registration {
     /// A negative errno: it is not aligned, or is no memory that the device can be given.
     pub(crate) fn new(mapping: Mapping) -> Result<Self, i32> {
         let start = mapping.as_ptr();
-        let len_bytes = mapping.len_bytes() / PAGE_BYTES * PAGE_BYTES;
+        // SPDK takes nothing but whole huge pages.
+        let len_bytes = mapping.whole_bytes();
         // SAFETY: the range is mapped, and stays so as long as `mapping` lives, which is longer than the registration.
         match unsafe { ffi::spdk_mem_register(start.cast(), len_bytes) } {
             0 => Ok(Self {

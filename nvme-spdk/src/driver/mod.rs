@@ -4,15 +4,18 @@
 //! |---|---|
 //! | `start` | SPDK's environment: DPDK's memory and buses |
 //! | `controller` | an attached controller and its namespaces |
+//! | `health` | what a controller says of its own health |
 //! | `queue_pair` | a queue pair and the buffers that the device has |
 //! | `memory` | memory that PCI devices may reach |
 
 mod controller;
+mod health;
 mod memory;
 mod queue_pair;
 mod start;
 
 pub(crate) use controller::{ConnectOptions, Identity, RawController, RawNamespace, connect};
+pub(crate) use health::HealthQuery;
 pub(crate) use memory::Registration;
 pub(crate) use queue_pair::{QueuePair, Refusal, Work};
-pub(crate) use start::{StartOptions, start};
+pub(crate) use start::{StartOptions, has_iommu, start};

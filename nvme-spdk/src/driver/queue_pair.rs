@@ -21,8 +21,27 @@ use crate::ffi;
 use crate::namespace::Namespace;
 use crate::status::Status;
 
-/// How long a dropped queue pair waits for what is under way.
+/// How long dropped queue pairs wait for what is under way: all that one thread drops together.
 const DROP_WAIT: Duration = Duration::from_secs(5);
+/// What one that is dropped later still has.
+const DROP_WAIT_MIN: Duration = Duration::from_millis(20);
+/// Queue pairs that are dropped within so long of each other are dropped together.
+const TOGETHER: Duration = Duration::from_secs(1);
+
+thread_local! {
+    /// Until when the last one that was dropped here might wait, and when it had.
+    static LAST_DROP: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
+}
+
+/// Until when one that is dropped at `now` waits.
+fn drop_until(last: Option<(Instant, Instant)>, now: Instant) -> Instant {
+    match last {
+        Some((until, ended)) if now.saturating_duration_since(ended) <= TOGETHER => {
+            until.max(now + DROP_WAIT_MIN)
+        }
+        _ => now + DROP_WAIT,
+    }
+}
 /// Requests of SPDK's that a queue pair has at most.
 const REQUESTS_MAX: usize = 32 << 10;
 /// The largest operation of the engine.
@@ -152,7 +171,7 @@ impl QueuePair {
             qpair,
             slots: Slab::with_capacity(depth),
             depth,
-            sector_bytes: raw.sector_bytes().into(),
+            sector_bytes: namespace.geometry().sector_bytes.into(),
             completions: Completions::new(depth),
             ended: None,
             memory,
@@ -326,11 +345,12 @@ fn ranges(first: u64, sectors: u64) -> Vec<ffi::DsmRange> {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        let until = Instant::now() + DROP_WAIT;
+        let until = drop_until(LAST_DROP.get(), Instant::now());
         while !self.slots.is_empty() && Instant::now() < until && self.process() {
             while self.next().is_some() {}
             std::hint::spin_loop();
         }
+        LAST_DROP.set(Some((until, Instant::now())));
         while self.next().is_some() {}
         if !self.slots.is_empty() && self.namespace.is_pci() {
             tracing::error!(
@@ -365,6 +385,20 @@ mod tests {
             assert_eq!(completions.pop(), Some((1, round)));
             assert_eq!(completions.pop(), None);
         }
+    }
+
+    #[test]
+    fn those_dropped_together_wait_together() {
+        let start = Instant::now();
+        let first = drop_until(None, start);
+        assert_eq!(first, start + DROP_WAIT);
+        let ended = first;
+        assert_eq!(
+            drop_until(Some((first, ended)), ended),
+            ended + DROP_WAIT_MIN
+        );
+        let later = ended + TOGETHER * 2;
+        assert_eq!(drop_until(Some((first, ended)), later), later + DROP_WAIT);
     }
 
     #[test]

@@ -72,6 +72,12 @@ pub(crate) fn start(options: &StartOptions) -> Result<(), i32> {
     }
 }
 
+/// Whether devices reach memory through an IOMMU. Known when SPDK is started.
+pub(crate) fn has_iommu() -> bool {
+    // SAFETY: reads what SPDK's start has found.
+    unsafe { ffi::spdk_iommu_is_enabled() != 0 }
+}
+
 fn pci_addr(address: &PciAddress) -> ffi::PciAddr {
     ffi::PciAddr {
         domain: address.domain.into(),

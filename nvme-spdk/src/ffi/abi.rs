@@ -152,6 +152,16 @@ pub struct CtrlrData {
 pub struct NsData {
     pub before: [u8; 99],
     pub nsattr: u8,
+    pub between: [u8; 4],
+    pub nguid: [u8; 16],
+    pub eui64: [u8; 8],
+}
+
+/// `struct spdk_uuid`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Uuid {
+    pub raw: [u8; 16],
 }
 
 /// Bit 0 of `NsData::nsattr`.
@@ -163,5 +173,7 @@ pub const DSM_ATTR_DEALLOCATE: u32 = 4;
 pub const NS_DEALLOCATE_SUPPORTED: u32 = 1;
 /// `SPDK_NVME_NS_FLUSH_SUPPORTED`.
 pub const NS_FLUSH_SUPPORTED: u32 = 2;
+/// `SPDK_NVME_LOG_HEALTH_INFORMATION`.
+pub const LOG_HEALTH: u8 = 2;
 /// `SPDK_LOG_WARN`.
 pub const LOG_WARN: c_int = 1;

@@ -136,8 +136,11 @@ pub const LAYOUTS: &[Layout] = &[
         AtLeast,
         "struct spdk_nvme_ns_data",
         NsData,
-        nsattr = "nsattr"
+        nsattr = "nsattr",
+        nguid = "nguid",
+        eui64 = "eui64",
     ),
+    layout!(Same, "struct spdk_uuid", Uuid, raw = "u.raw"),
 ];
 
 /// Fields that only newer versions have: `(type, field, place, since)`.
@@ -156,6 +159,8 @@ pub const NUMBERS: &[(&str, i64)] = &[
         NS_DEALLOCATE_SUPPORTED as i64,
     ),
     ("SPDK_NVME_NS_FLUSH_SUPPORTED", NS_FLUSH_SUPPORTED as i64),
+    ("SPDK_NVME_LOG_HEALTH_INFORMATION", LOG_HEALTH as i64),
+    ("sizeof(struct spdk_nvme_health_information_page)", 512),
     ("SPDK_LOG_WARN", LOG_WARN as i64),
     ("sizeof(enum spdk_nvme_transport_type)", 4),
     ("sizeof(enum spdk_nvmf_adrfam)", 4),
@@ -168,6 +173,7 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     ("spdk_log_set_print_level", "void(enum spdk_log_level)"),
     ("spdk_env_opts_init", "void(struct spdk_env_opts *)"),
     ("spdk_env_init", "int(const struct spdk_env_opts *)"),
+    ("spdk_iommu_is_enabled", "bool(void)"),
     ("spdk_mem_register", "int(void *, size_t)"),
     ("spdk_mem_unregister", "int(void *, size_t)"),
     (
@@ -193,6 +199,18 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
         "void(struct spdk_nvme_ctrlr *, uint64_t, uint64_t, void (*)(void *, struct spdk_nvme_ctrlr *, struct spdk_nvme_qpair *, uint16_t), void *)",
     ),
     (
+        "spdk_nvme_ctrlr_get_pci_device",
+        "struct spdk_pci_device *(struct spdk_nvme_ctrlr *)",
+    ),
+    (
+        "spdk_pci_device_is_removed",
+        "bool(struct spdk_pci_device *)",
+    ),
+    (
+        "spdk_nvme_ctrlr_cmd_get_log_page",
+        "int(struct spdk_nvme_ctrlr *, uint8_t, uint32_t, void *, uint32_t, uint64_t, void (*)(void *, const struct spdk_nvme_cpl *), void *)",
+    ),
+    (
         "spdk_nvme_ctrlr_get_data",
         "const struct spdk_nvme_ctrlr_data *(struct spdk_nvme_ctrlr *)",
     ),
@@ -215,6 +233,10 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     (
         "spdk_nvme_ns_get_data",
         "const struct spdk_nvme_ns_data *(struct spdk_nvme_ns *)",
+    ),
+    (
+        "spdk_nvme_ns_get_uuid",
+        "const struct spdk_uuid *(const struct spdk_nvme_ns *)",
     ),
     (
         "spdk_nvme_ns_get_sector_size",

@@ -5,9 +5,9 @@ mod abi;
 use std::ffi::{c_char, c_int, c_void};
 
 pub use abi::{
-    Cpl, CtrlrData, CtrlrOpts, DSM_ATTR_DEALLOCATE, DsmRange, EnvOpts, LOG_WARN,
+    Cpl, CtrlrData, CtrlrOpts, DSM_ATTR_DEALLOCATE, DsmRange, EnvOpts, LOG_HEALTH, LOG_WARN,
     NS_DEALLOCATE_SUPPORTED, NS_FLUSH_SUPPORTED, NSATTR_WRITE_PROTECTED, NsData, PciAddr,
-    QpairOpts, TransportId,
+    QpairOpts, TransportId, Uuid,
 };
 
 /// `struct spdk_nvme_ctrlr`.
@@ -31,6 +31,13 @@ pub struct Qpair {
     _private: [u8; 0],
 }
 
+/// `struct spdk_pci_device`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct PciDevice {
+    _private: [u8; 0],
+}
+
 /// `spdk_nvme_cmd_cb`.
 pub type CmdCb = unsafe extern "C" fn(arg: *mut c_void, cpl: *const Cpl);
 /// `spdk_nvme_timeout_cb`. The queue pair is null for the admin queue.
@@ -50,6 +57,7 @@ unsafe extern "C" {
     pub fn spdk_log_set_print_level(level: c_int);
     pub fn spdk_env_opts_init(opts: *mut EnvOpts);
     pub fn spdk_env_init(opts: *const EnvOpts) -> c_int;
+    pub fn spdk_iommu_is_enabled() -> u8;
     pub fn spdk_mem_register(vaddr: *mut c_void, len: usize) -> c_int;
     pub fn spdk_mem_unregister(vaddr: *mut c_void, len: usize) -> c_int;
     pub fn spdk_nvme_transport_id_parse(trid: *mut TransportId, text: *const c_char) -> c_int;
@@ -69,12 +77,25 @@ unsafe extern "C" {
         callback: TimeoutCb,
         arg: *mut c_void,
     );
+    pub fn spdk_nvme_ctrlr_get_pci_device(ctrlr: *mut Ctrlr) -> *mut PciDevice;
+    pub fn spdk_pci_device_is_removed(device: *mut PciDevice) -> u8;
+    pub fn spdk_nvme_ctrlr_cmd_get_log_page(
+        ctrlr: *mut Ctrlr,
+        page: u8,
+        nsid: u32,
+        payload: *mut c_void,
+        payload_bytes: u32,
+        offset_bytes: u64,
+        callback: CmdCb,
+        arg: *mut c_void,
+    ) -> c_int;
     pub fn spdk_nvme_ctrlr_get_data(ctrlr: *mut Ctrlr) -> *const CtrlrData;
     pub fn spdk_nvme_ctrlr_get_first_active_ns(ctrlr: *mut Ctrlr) -> u32;
     pub fn spdk_nvme_ctrlr_get_next_active_ns(ctrlr: *mut Ctrlr, previous: u32) -> u32;
     pub fn spdk_nvme_ctrlr_is_active_ns(ctrlr: *mut Ctrlr, nsid: u32) -> u8;
     pub fn spdk_nvme_ctrlr_get_ns(ctrlr: *mut Ctrlr, nsid: u32) -> *mut Ns;
     pub fn spdk_nvme_ns_get_data(ns: *mut Ns) -> *const NsData;
+    pub fn spdk_nvme_ns_get_uuid(ns: *const Ns) -> *const Uuid;
     pub fn spdk_nvme_ns_get_sector_size(ns: *mut Ns) -> u32;
     pub fn spdk_nvme_ns_get_md_size(ns: *mut Ns) -> u32;
     pub fn spdk_nvme_ns_get_num_sectors(ns: *mut Ns) -> u64;

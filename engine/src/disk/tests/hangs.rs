@@ -11,6 +11,27 @@ fn a_device_whose_writes_hang_is_retired() {
     assert_eq!(bench.settled, 1, "its bytes in memory are let go");
 }
 
+/// Nobody reads or writes: whoever asks for its state is told all the same.
+#[test]
+fn a_device_lost_at_rest_is_retired_with_the_next_turn() {
+    let mut bench = Bench::new(2 << 20, 32);
+    bench.keep_block(block(1), 100_000);
+    bench.settle();
+    bench.media.borrow_mut().loss = Some("pulled out".into());
+    let (read, written) = {
+        let media = bench.media.borrow();
+        (media.read_bytes, media.written_bytes)
+    };
+    bench.turn();
+    let DeviceState::Retired(why) = &bench.disk.stats().devices[0].state else {
+        panic!("{:?}", bench.disk.stats());
+    };
+    assert!(why.contains("pulled out"), "{why}");
+    assert!(bench.disk.extent(block(1), 0).is_none());
+    let media = bench.media.borrow();
+    assert_eq!((media.read_bytes, media.written_bytes), (read, written));
+}
+
 /// At each of recovery's reads in turn: of headers, of trailers, of tables.
 #[test]
 fn a_device_that_hangs_while_it_is_recovered_is_retired() {
