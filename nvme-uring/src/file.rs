@@ -254,6 +254,22 @@ impl UringFile {
         self.namespace.is_some()
     }
 
+    /// What the controller of an NVMe namespace says of its health: the log page "SMART / Health Information". Waits for it. None for
+    /// what is no NVMe namespace.
+    ///
+    /// # Errors
+    /// What the kernel or the controller says; the kernel tells root only.
+    pub fn health(&self) -> io::Result<Option<Box<[u8; 512]>>> {
+        if !self.block_device {
+            return Ok(None);
+        }
+        match crate::namespace::health(&self.fd) {
+            Ok(page) => Ok(Some(page)),
+            Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Whether reads and writes bypass the page cache.
     pub fn is_direct(&self) -> bool {
         self.direct

@@ -18,6 +18,10 @@ const IOCTL_ADMIN: libc::c_ulong = 0xc048_4e41;
 pub(crate) const URING_CMD_IO: u32 = 0xc048_4e80;
 
 const ADMIN_IDENTIFY: u8 = 0x06;
+const ADMIN_GET_LOG_PAGE: u8 = 0x02;
+const LOG_HEALTH: u32 = 0x02;
+/// Bytes of that log page.
+pub(crate) const HEALTH_BYTES: usize = 512;
 const IDENTIFY_BYTES: usize = 4096;
 const NVM_WRITE: u8 = 0x01;
 const NVM_READ: u8 = 0x02;
@@ -186,6 +190,21 @@ fn command_bytes(block: &Path, sector_bytes: u32) -> usize {
     let most = BLOCKS_MAX * sector_bytes as usize;
     let bytes = told.unwrap_or(0).clamp(COMMAND_BYTES_MIN, most);
     bytes - bytes % COMMAND_BYTES_MIN
+}
+
+/// The log page "SMART / Health Information" of a controller, by one of its namespaces, block or character device. Waits for the
+/// controller; the kernel gives it to root (CAP_SYS_ADMIN) only.
+///
+/// # Errors
+/// What the kernel says, of another device than NVMe's too; or the controller's status.
+pub(crate) fn health(fd: &OwnedFd) -> io::Result<Box<[u8; HEALTH_BYTES]>> {
+    // Another driver may know another call by the same number.
+    id_of(fd)?;
+    let mut bytes = Box::new([0; HEALTH_BYTES]);
+    let dwords = (HEALTH_BYTES / 4 - 1) as u32;
+    let page = LOG_HEALTH | dwords << 16;
+    admin(fd, ADMIN_GET_LOG_PAGE, u32::MAX, page, &mut bytes[..])?;
+    Ok(bytes)
 }
 
 fn id_of(fd: &OwnedFd) -> io::Result<u32> {

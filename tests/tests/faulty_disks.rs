@@ -106,7 +106,9 @@ impl World {
             ..OpenOptions::default()
         };
         let disk = DiskSource {
-            file: UringFile::open(&dir.path().join("disk"), &options).unwrap(),
+            medium: UringFile::open(&dir.path().join("disk"), &options)
+                .unwrap()
+                .into(),
             shared: Arc::new(DeviceShared::new("disk".into(), geometry, LogId(7))),
         };
         let disks = SwitchedDisks::new(vec![disk], seed);

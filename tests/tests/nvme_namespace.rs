@@ -48,3 +48,24 @@ fn a_namespace_conforms_by_either_of_its_names() {
         conforms(&file);
     }
 }
+
+#[test]
+fn a_controller_tells_of_its_health_by_either_name_of_a_namespace() {
+    let Some(path) = device() else { return };
+    let block = block_device_of(&path).expect("a character device of a namespace");
+    for path in [path, block] {
+        let page = open(&path).health().unwrap().expect("an NVMe device");
+        let health = forebay_cli::device::health::Health::of(&page);
+        // What QEMU makes up: 323 K.
+        assert_eq!(health.temperature_c, 50, "{health:?}");
+        assert_eq!((health.media_errors, health.used_percent), (0, 0));
+        assert!(health.warnings.is_empty(), "{health:?}");
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let options = OpenOptions {
+        capacity_bytes: Some(CAPACITY_BYTES),
+        ..OpenOptions::default()
+    };
+    let file = UringFile::open(file.path(), &options).unwrap();
+    assert!(file.health().unwrap().is_none(), "a file has none");
+}

@@ -9,7 +9,8 @@ use forebay_engine::limits::CHUNK_BYTES;
 use forebay_engine::ports::{
     BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, DeviceTag, Full,
 };
-use forebay_nvme_uring::UringFile;
+
+use crate::host::{Buffers, HostDevice, Medium};
 
 /// Operations under way at a time.
 pub const DEPTH: usize = 8;
@@ -28,13 +29,13 @@ pub struct Blocking<D> {
     under_way: usize,
 }
 
-impl Blocking<forebay_nvme_uring::UringDevice> {
-    /// On a file or block device.
+impl Blocking<HostDevice> {
+    /// On an open disk.
     ///
     /// # Errors
-    /// When the kernel refuses memory or a ring.
-    pub fn on(file: &std::sync::Arc<UringFile>) -> Result<Self> {
-        Self::new(|arena| Ok(file.queue_pair(arena.addresses(), DEPTH)?))
+    /// When there is no memory, or no queue pair.
+    pub fn on(medium: &Medium) -> Result<Self> {
+        Self::new(|arena| medium.queue_pair(&Buffers::of(arena), DEPTH))
     }
 }
 
@@ -164,13 +165,11 @@ pub fn in_words(error: DeviceError) -> anyhow::Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
-    use forebay_nvme_uring::OpenOptions;
+    use forebay_nvme_uring::{OpenOptions, UringFile};
 
     use super::*;
 
-    fn device(bytes: u64) -> (tempfile::TempDir, Arc<UringFile>) {
+    fn device(bytes: u64) -> (tempfile::TempDir, Medium) {
         let dir = tempfile::tempdir().unwrap();
         let options = OpenOptions {
             capacity_bytes: Some(bytes),
@@ -178,7 +177,7 @@ mod tests {
             ..OpenOptions::default()
         };
         let file = UringFile::open(&dir.path().join("device"), &options).unwrap();
-        (dir, file)
+        (dir, file.into())
     }
 
     #[test]

@@ -8,25 +8,55 @@ use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
 use forebay_engine::limits::DEVICES_MAX;
+use forebay_nvme_spdk::Address;
+
+use super::nvme::{HAS_SPDK, NO_SPDK};
 
 /// Where a user-space driver's devices are told from paths.
 const PCI_PREFIX: &str = "pci:";
+/// What a transport id begins with; it ends at a `,`.
+const TRANSPORT_PREFIX: &str = "trtype:";
+/// What follows a PCI address to choose a namespace.
+const NAMESPACE: &str = " ns:";
 
 /// Where one part of the cache is.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CacheDir {
     /// A directory, or a block device.
     Path(PathBuf),
+    /// An NVMe namespace that is driven without the kernel.
+    Nvme(Address),
+}
+
+impl CacheDir {
+    /// The namespace's address; none for a path.
+    pub fn address(&self) -> Option<&Address> {
+        match self {
+            CacheDir::Path(_) => None,
+            CacheDir::Nvme(address) => Some(address),
+        }
+    }
+}
+
+/// Whether a text is meant for an address and not for a path.
+fn is_address(text: &str) -> bool {
+    let starts = |prefix: &str| {
+        text.get(..prefix.len())
+            .is_some_and(|start| start.eq_ignore_ascii_case(prefix))
+    };
+    text.starts_with(PCI_PREFIX) || starts(TRANSPORT_PREFIX)
 }
 
 impl FromStr for CacheDir {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        if text.starts_with(PCI_PREFIX) {
-            return Err(format!(
-                "`{text}`: this version has no driver for devices by PCI address; give a directory, or a block device such as /dev/nvme0n1"
-            ));
+        if is_address(text.trim()) {
+            let address: Address = text.parse().map_err(|error| format!("{error}"))?;
+            return match HAS_SPDK {
+                true => Ok(CacheDir::Nvme(address)),
+                false => Err(format!("`{address}`: {NO_SPDK}")),
+            };
         }
         if text.contains('*') {
             return Err(format!(
@@ -44,6 +74,7 @@ impl fmt::Display for CacheDir {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CacheDir::Path(path) => write!(f, "{}", path.display()),
+            CacheDir::Nvme(address) => write!(f, "{address}"),
         }
     }
 }
@@ -73,6 +104,7 @@ impl CacheDirs {
             CacheDir::Path(path) => std::path::absolute(path)
                 .map(CacheDir::Path)
                 .with_context(|| format!("cannot make --cache-dir {} absolute", path.display())),
+            CacheDir::Nvme(address) => Ok(CacheDir::Nvme(address.clone())),
         };
         let dirs = self.0.iter().map(absolute).collect::<Result<Vec<_>>>()?;
         for (n, dir) in dirs.iter().enumerate() {
@@ -91,7 +123,8 @@ impl CacheDirs {
     pub fn check_apart_from(&self, mount_point: &Path) -> Result<()> {
         let place = fs::canonicalize(mount_point)
             .with_context(|| format!("cannot look at {}", mount_point.display()))?;
-        for CacheDir::Path(path) in self.iter() {
+        for dir in self.iter() {
+            let CacheDir::Path(path) = dir else { continue };
             // What is not there, or no directory, is told by whoever opens it.
             let Ok(dir) = fs::canonicalize(path) else {
                 continue;
@@ -141,14 +174,33 @@ impl FromStr for CacheDirs {
     }
 }
 
-/// The parts between `:` and `,`. A PCI address (`pci:0000:5e:00.0`) has colons of its own, and ends
-/// with its function's number.
+/// Where a PCI address ends, at the beginning of a text: with its function's number, or its namespace's.
+fn end_of_pci(text: &str) -> usize {
+    let Some(dot) = text.find('.') else {
+        return text.len() - text.trim_start().len() + PCI_PREFIX.len();
+    };
+    let digits = text[dot + 1..].find(|c: char| !c.is_ascii_hexdigit());
+    let function = digits.map_or(text.len(), |at| dot + 1 + at);
+    match text[function..]
+        .trim_start()
+        .starts_with(NAMESPACE.trim_start())
+    {
+        true => text[function..]
+            .find(':')
+            .map_or(text.len(), |at| function + at + 1),
+        false => function,
+    }
+}
+
+/// The parts between `:` and `,`. A PCI address (`pci:0000:5e:00.0`, or `pci:0000:5e:00.0 ns:2`) has colons of its own; a
+/// transport id is full of them, and ends at a `,` alone.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let now = rest?;
-        let address = match now.starts_with(PCI_PREFIX) {
-            true => now.find('.').unwrap_or(PCI_PREFIX.len()),
+        let address = match is_address(now.trim_start()) {
+            true if now.trim_start().starts_with(PCI_PREFIX) => end_of_pci(now),
+            true => now.find(',').unwrap_or(now.len()),
             false => 0,
         };
         match now[address..].find([':', ',']) {
@@ -188,8 +240,8 @@ mod tests {
             ("/a::/b", "empty"),
             ("/nvme*", "wildcards"),
             ("/a:/b*/c", "wildcards"),
-            ("pci:0000:5e:00.0", "PCI address"),
-            ("/a,pci:0000:5e:00.0:/b", "`pci:0000:5e:00.0`"),
+            ("pci:0000:5e:00", "PCI address"),
+            ("/a,trtype:RDMA traddr:192.0.2.1,/b", "`RDMA`"),
             (&vec!["/x"; 65].join(":"), "at most 64"),
         ] {
             let error = parsed(text).unwrap_err();
@@ -202,6 +254,36 @@ mod tests {
         let text = "/a:pci:0000:5e:00.0:/b,pci:1:2";
         let all: Vec<&str> = pieces(text).collect();
         assert_eq!(all, ["/a", "pci:0000:5e:00.0", "/b", "pci:1", "2"]);
+        let tcp = "trtype:TCP traddr:192.0.2.1 trsvcid:4420 subnqn:nqn.2026-11.example:a ns:2";
+        let text = format!("pci:5e:00.0 ns:3:/a,{tcp}, {tcp},/b:pci:5f:00.1 ns:1,pci:60:00.0");
+        let all: Vec<&str> = pieces(&text).map(str::trim).collect();
+        let second = ["pci:5f:00.1 ns:1", "pci:60:00.0"];
+        assert_eq!(
+            all,
+            [["pci:5e:00.0 ns:3", "/a"], [tcp, tcp], ["/b", second[0]]]
+                .concat()
+                .into_iter()
+                .chain([second[1]])
+                .collect::<Vec<_>>()
+        );
+    }
+
+    #[test]
+    fn addresses_are_taken_where_there_is_spdk_and_refused_with_a_way_where_not() {
+        for text in [
+            "pci:0000:5e:00.0",
+            "/a,TRTYPE:tcp traddr:192.0.2.1 trsvcid:4420 subnqn:nqn.x",
+        ] {
+            let taken = parsed(text);
+            assert_eq!(taken.is_ok(), HAS_SPDK, "{taken:?}");
+            match taken {
+                Ok(dirs) => assert_eq!(parsed(&dirs.join(",")).unwrap(), dirs),
+                Err(error) => assert!(
+                    error.contains("has no SPDK") && error.contains("--features"),
+                    "{error}"
+                ),
+            }
+        }
     }
 
     #[test]

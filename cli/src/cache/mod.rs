@@ -12,8 +12,9 @@
 //! | module | holds |
 //! |---|---|
 //! | [`dirs`], [`names`] | `--cache-dir`, group and node names as people write them |
-//! | [`place`] | a node's part of a directory, or a block device |
+//! | [`place`] | a node's part of a directory, a block device, or an NVMe namespace |
 //! | [`lock`] | one daemon at a time |
+//! | [`nvme`] | namespaces that SPDK drives |
 //! | [`opening`] | opens what is ours, refuses what is not, makes what is not there |
 //! | [`running`] | a cache in use, from the flags |
 //! | [`room`] | a file system's free space, and the default size |
@@ -27,6 +28,7 @@ pub mod gauge;
 pub mod lock;
 pub mod monitor;
 pub mod names;
+pub mod nvme;
 pub mod opening;
 pub mod place;
 pub mod presence;

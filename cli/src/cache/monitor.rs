@@ -46,9 +46,9 @@ impl SpaceMonitor {
         let (stop, stopped) = mpsc::channel();
         let wake = Wake::default();
         let to_wake = wake.clone();
-        let place = |log: &OpenLog| Arc::new(presence::Watched::new(log.file.clone()));
+        let place = |log: &OpenLog| Arc::new(presence::Watched::new(log.medium.file().cloned()));
         let places: Vec<_> = logs.iter().map(place).collect();
-        if logs.iter().any(|log| !log.file.is_block_device()) {
+        if logs.iter().any(|log| !log.medium.is_device()) {
             let places = places.clone();
             // Never joined: a file system that hangs must not hold up the process's end.
             std::thread::Builder::new()
@@ -96,20 +96,20 @@ impl Watched {
         let rooms: Vec<Option<Room>> = logs
             .iter()
             .map(|log| match &log.place {
-                Place::Directory(_) => room_of(&log.file),
-                Place::Device(_) => None,
+                Place::Directory(_) => log.medium.file().and_then(|file| room_of(file)),
+                Place::Device(_) | Place::Nvme(_) => None,
             })
             .collect();
         let mut watched = Vec::new();
         for (log, room) in logs.iter().zip(&rooms) {
-            let capacity_bytes = log.file.geometry().capacity_bytes;
-            let Some(room) = room else {
+            let capacity_bytes = log.medium.geometry().capacity_bytes;
+            let Some((room, file)) = room.as_ref().zip(log.medium.file()) else {
                 log.shared
                     .allowed_bytes
                     .store(capacity_bytes, Ordering::Relaxed);
                 continue;
             };
-            let seen = seen(&log.file, room, sharers(&rooms, room), ratio);
+            let seen = seen(file, room, sharers(&rooms, room), ratio);
             let gauge = Gauge::new(capacity_bytes, seen.unwrap_or(Seen::NOTHING));
             log.shared
                 .allowed_bytes
@@ -124,7 +124,7 @@ impl Watched {
                 );
             }
             watched.push(Self {
-                file: log.file.clone(),
+                file: file.clone(),
                 shared: log.shared.clone(),
                 gauge,
             });

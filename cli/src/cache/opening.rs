@@ -16,8 +16,10 @@ use forebay_nvme_uring::{OpenError, OpenOptions, UringFile};
 use super::blocking::{Blocking, in_words};
 use super::dirs::CacheDirs;
 use super::lock::{DirLock, Held, PATIENCE, user_of_device};
-use super::place::{LOG_FILE, NEW_LOG_FILE, Owner, Place, sync_dir};
+use super::nvme::{self, NvmeLock};
+use super::place::{Identity, LOG_FILE, NEW_LOG_FILE, Owner, Place, sync_dir};
 use super::room::Room;
+use crate::host::Medium;
 use crate::units::{Bytes, Share};
 
 /// What is read to tell whose a device is.
@@ -59,12 +61,27 @@ pub struct OpenLog {
     /// What the cores share of it.
     pub shared: Arc<DeviceShared>,
     /// Its file or device, for the cores' queue pairs.
-    pub file: Arc<UringFile>,
+    pub medium: Medium,
     /// Where it is.
     pub place: Place,
     /// Whether it was made now.
     pub is_new: bool,
-    _lock: Option<DirLock>,
+    _lock: Lock,
+}
+
+/// What keeps others from a place.
+#[derive(Debug)]
+enum Lock {
+    Directory {
+        _lock: DirLock,
+    },
+    /// Its exclusive open is its lock.
+    Device,
+    Nvme {
+        _lock: NvmeLock,
+        /// Keeps its controller attached.
+        _medium: Medium,
+    },
 }
 
 /// Where one part of a cache is, and how users name it.
@@ -96,6 +113,10 @@ pub fn open(dirs: &CacheDirs, config: &CacheConfig) -> Result<Vec<OpenLog>> {
 /// See [`open`].
 pub fn open_places(places: Vec<Named>, config: &CacheConfig) -> Result<Vec<OpenLog>> {
     check_each_once(&places)?;
+    nvme::start(places.iter().filter_map(|named| match &named.place {
+        Place::Nvme(address) => Some(address),
+        _ => None,
+    }))?;
     let claims = places.into_iter().map(|named| Claim::take(named, config));
     let claims = claims.collect::<Result<Vec<_>>>()?;
     let sizes = sizes(&claims, config)?;
@@ -108,7 +129,7 @@ pub fn open_places(places: Vec<Named>, config: &CacheConfig) -> Result<Vec<OpenL
 
 /// Makes the places, and refuses one that is named twice: its lock would be found in use.
 fn check_each_once(places: &[Named]) -> Result<()> {
-    let mut known: Vec<((u64, u64), &str)> = Vec::new();
+    let mut known: Vec<(Identity, &str)> = Vec::new();
     for Named { name, place } in places {
         place.prepare()?;
         let identity = place.identity()?;
@@ -128,16 +149,24 @@ fn check_each_once(places: &[Named]) -> Result<()> {
 struct Claim {
     name: String,
     place: Place,
-    lock: Option<DirLock>,
+    lock: Lock,
 }
 
 impl Claim {
     fn take(named: Named, config: &CacheConfig) -> Result<Self> {
         let Named { name, place } = named;
         let lock = match &place {
-            Place::Directory(dir) => Some(DirLock::take(dir, &config.purpose)?),
-            // Its exclusive open is its lock.
-            Place::Device(_) => None,
+            Place::Directory(dir) => Lock::Directory {
+                _lock: DirLock::take(dir, &config.purpose)?,
+            },
+            Place::Device(_) => Lock::Device,
+            Place::Nvme(address) => {
+                let medium = nvme::open(address, None, true)?;
+                Lock::Nvme {
+                    _lock: NvmeLock::take(address, nvme::number_of(&medium))?,
+                    _medium: medium,
+                }
+            }
         };
         Ok(Self { name, place, lock })
     }
@@ -146,22 +175,23 @@ impl Claim {
         let path = self.place.log_path();
         let kept = self.keep(&path, size_bytes, config)?;
         let is_new = kept.is_none();
-        let (superblock, file) = match kept {
+        let (superblock, medium) = match kept {
             Some(superblock) => {
                 let size_bytes = size_bytes.map(|size| whole_regions(&superblock, size));
-                let file = self.open_file(&path, size_bytes, false)?;
-                (superblock, file)
+                (superblock, self.open_medium(&path, size_bytes, false)?)
             }
             None => self.format(&path, size_bytes, config)?,
         };
-        file.trim()
-            .with_context(|| format!("cannot make {} smaller", path.display()))?;
-        let capacity_bytes = file.geometry().capacity_bytes;
+        if let Some(file) = medium.file() {
+            file.trim()
+                .with_context(|| format!("cannot make {} smaller", path.display()))?;
+        }
+        let capacity_bytes = medium.geometry().capacity_bytes;
         let geometry = Geometry::fit(superblock.region_bytes, capacity_bytes);
         let shared = DeviceShared::new(self.name, geometry, superblock.log);
         Ok(OpenLog {
             shared: Arc::new(shared),
-            file,
+            medium,
             place: self.place,
             is_new,
             _lock: self.lock,
@@ -217,7 +247,7 @@ impl Claim {
         }
         let place = &self.place;
         Some(match place {
-            Place::Device(_) => anyhow!(
+            Place::Device(_) | Place::Nvme(_) => anyhow!(
                 "{place} is the cache of {found}, and this node is {owner}: if it is the same node, give its --cache-group \
                  and --node-id"
             ),
@@ -260,9 +290,9 @@ impl Claim {
         path: &Path,
         size_bytes: Option<u64>,
         config: &CacheConfig,
-    ) -> Result<(Superblock, Arc<UringFile>)> {
+    ) -> Result<(Superblock, Medium)> {
         let Place::Directory(dir) = &self.place else {
-            let file = self.open_file(path, size_bytes, false)?;
+            let file = self.open_medium(path, size_bytes, false)?;
             return Ok((write_superblock(&file, path, config)?, file));
         };
         let new = dir.join(NEW_LOG_FILE);
@@ -272,29 +302,40 @@ impl Claim {
             }
             _ => {}
         }
-        let file = self.open_file(&new, size_bytes, true)?;
+        let file = self.open_medium(&new, size_bytes, true)?;
         let superblock =
             write_superblock(&file, path, config).inspect_err(|_| drop(fs::remove_file(&new)))?;
         fs::rename(&new, path)
             .with_context(|| format!("cannot rename {} to {}", new.display(), path.display()))?;
         sync_dir(dir)?;
         let size_bytes = size_bytes.map(|size| whole_regions(&superblock, size));
-        let file = self.open_file(path, size_bytes, false)?;
+        let file = self.open_medium(path, size_bytes, false)?;
         Ok((superblock, file))
     }
 
-    fn open_file(
+    fn open_medium(
         &self,
         path: &Path,
         capacity_bytes: Option<u64>,
         create: bool,
-    ) -> Result<Arc<UringFile>> {
+    ) -> Result<Medium> {
         let options = OpenOptions {
             capacity_bytes,
             create,
             ..OpenOptions::default()
         };
-        open_file(path, &options)
+        open_medium(&self.place, path, &options)
+    }
+}
+
+/// Opens what a place means: by its path, or its address.
+///
+/// # Errors
+/// [`Held`], or why it cannot be used.
+pub fn open_medium(place: &Place, path: &Path, options: &OpenOptions) -> Result<Medium> {
+    match place {
+        Place::Nvme(address) => nvme::open(address, options.capacity_bytes, options.read_only),
+        Place::Directory(_) | Place::Device(_) => open_file(path, options).map(Medium::from),
     }
 }
 
@@ -354,8 +395,8 @@ fn look(path: &Path, place: &Place) -> Result<(Result<Superblock, NotOurs>, u64)
         read_only: true,
         ..OpenOptions::default()
     };
-    let file = open_file(path, &options)?;
-    let mut device = Blocking::on(&file)?;
+    let medium = open_medium(place, path, &options)?;
+    let mut device = Blocking::on(&medium)?;
     let found = read_superblock(&mut device)
         .with_context(|| format!("cannot read the beginning of {}", path.display()))?;
     Ok((found, device.geometry().capacity_bytes))
@@ -383,11 +424,7 @@ fn whole_regions(superblock: &Superblock, size_bytes: u64) -> u64 {
 
 /// Writes a new log's superblock and waits until it is on stable media. What lies on a device before the
 /// first region is wiped, so that nothing else is found there. `path` is where the log will be when it is made.
-fn write_superblock(
-    file: &Arc<UringFile>,
-    path: &Path,
-    config: &CacheConfig,
-) -> Result<Superblock> {
+fn write_superblock(file: &Medium, path: &Path, config: &CacheConfig) -> Result<Superblock> {
     let path = path.display();
     let sized = file.geometry();
     let geometry = Geometry::choose(sized.capacity_bytes, config.cores).with_context(|| {
@@ -403,7 +440,7 @@ fn write_superblock(
     let mut device = Blocking::on(file)?;
     let page = superblock.encode();
     // A new file is empty; a device may hold other signatures.
-    let wiped = match file.is_block_device() {
+    let wiped = match file.is_device() {
         true => vec![0; DATA_OFFSET_BYTES as usize - page.len()],
         false => Vec::new(),
     };
@@ -454,7 +491,7 @@ fn sizes(claims: &[Claim], config: &CacheConfig) -> Result<Vec<Option<u64>>> {
         Place::Directory(dir) => Room::of(dir)
             .map(Some)
             .with_context(|| format!("cannot ask for the free space of {}", dir.display())),
-        Place::Device(_) => Ok(None),
+        Place::Device(_) | Place::Nvme(_) => Ok(None),
     });
     let rooms = rooms.collect::<Result<Vec<Option<Room>>>>()?;
     let one = |(claim, room): (&Claim, &Option<Room>)| {

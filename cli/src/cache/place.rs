@@ -1,4 +1,4 @@
-//! Where a log lies: in a node's part of a cache directory, or on a block device.
+//! Where a log lies: in a node's part of a cache directory, on a block device, or on an NVMe namespace.
 
 use std::fmt;
 use std::fs::{self, DirBuilder, File};
@@ -7,6 +7,7 @@ use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use forebay_nvme_spdk::Address;
 use forebay_nvme_uring::block_device_of;
 
 use super::dirs::CacheDir;
@@ -39,6 +40,19 @@ pub enum Place {
     Directory(PathBuf),
     /// On this block device.
     Device(PathBuf),
+    /// On this NVMe namespace, without the kernel.
+    Nvme(Address),
+}
+
+/// The same for each name of a place.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Identity {
+    /// A directory, by its file system and number.
+    Directory(u64, u64),
+    /// A block device by its number: one device may have several nodes.
+    Device(u64),
+    /// An address, of which there is one form.
+    Nvme(Address),
 }
 
 impl Place {
@@ -47,7 +61,10 @@ impl Place {
     /// # Errors
     /// When there is neither a directory nor a block device.
     pub fn of(dir: &CacheDir, owner: &Owner) -> Result<Self> {
-        let CacheDir::Path(path) = dir;
+        let path = match dir {
+            CacheDir::Path(path) => path,
+            CacheDir::Nvme(address) => return Ok(Place::Nvme(address.clone())),
+        };
         let meta = match fs::metadata(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => bail!(
                 "cache directory {} does not exist: mount its disk, create it with `mkdir -p`, or correct --cache-dir \
@@ -69,30 +86,31 @@ impl Place {
         )
     }
 
-    /// The file or device that holds the log.
+    /// The file or device that holds the log; for people what has no path.
     pub fn log_path(&self) -> PathBuf {
         match self {
             Place::Directory(dir) => dir.join(LOG_FILE),
             Place::Device(path) => path.clone(),
+            Place::Nvme(address) => address.to_string().into(),
         }
     }
 
-    /// The same number for each path that leads to this place, which is [prepared](Place::prepare).
+    /// The same for each path that leads to this place, which is [prepared](Place::prepare).
     ///
     /// # Errors
     /// When it cannot be looked at.
-    pub fn identity(&self) -> Result<(u64, u64)> {
+    pub fn identity(&self) -> Result<Identity> {
         let path = match self {
             Place::Directory(path) => path.clone(),
             // A namespace has two names.
             Place::Device(path) => block_device_of(path).unwrap_or_else(|| path.clone()),
+            Place::Nvme(address) => return Ok(Identity::Nvme(address.clone())),
         };
         let meta =
             fs::metadata(&path).with_context(|| format!("cannot look at {}", path.display()))?;
         Ok(match self {
-            Place::Directory(_) => (meta.dev(), meta.ino()),
-            // One device may have several nodes.
-            Place::Device(_) => (u64::MAX, meta.rdev()),
+            Place::Directory(_) => Identity::Directory(meta.dev(), meta.ino()),
+            _ => Identity::Device(meta.rdev()),
         })
     }
 
@@ -134,6 +152,7 @@ impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Place::Directory(path) | Place::Device(path) => write!(f, "{}", path.display()),
+            Place::Nvme(address) => write!(f, "{address}"),
         }
     }
 }

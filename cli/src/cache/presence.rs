@@ -10,13 +10,14 @@ use parking_lot::Mutex;
 /// Where one log's file is, as it was seen last.
 #[derive(Debug)]
 pub struct Watched {
-    file: Arc<UringFile>,
+    /// None for what has no file that could be moved.
+    file: Option<Arc<UringFile>>,
     seen: Mutex<Presence>,
 }
 
 impl Watched {
     /// A file that was opened just now.
-    pub fn new(file: Arc<UringFile>) -> Self {
+    pub fn new(file: Option<Arc<UringFile>>) -> Self {
         Self {
             file,
             seen: Mutex::new(Presence::InPlace),
@@ -25,22 +26,24 @@ impl Watched {
 
     /// Looks, and logs what has changed. What cannot be looked at now is left as it was.
     pub fn look(&self) {
-        let Ok(now) = self.file.presence() else {
+        let Some(file) = &self.file else { return };
+        let Ok(now) = file.presence() else {
             return;
         };
         let before = std::mem::replace(&mut *self.seen.lock(), now);
         if now == before {
             return;
         }
-        match trouble(now, self.file.path()) {
+        match trouble(now, file.path()) {
             Some(trouble) => tracing::warn!("{trouble}"),
-            None => tracing::info!("{} is in its place again", self.file.path().display()),
+            None => tracing::info!("{} is in its place again", file.path().display()),
         }
     }
 
     /// What has become of it, and what to do; none when it is in its place.
     pub fn trouble(&self) -> Option<String> {
-        trouble(*self.seen.lock(), self.file.path())
+        let file = self.file.as_ref()?;
+        trouble(*self.seen.lock(), file.path())
     }
 }
 
@@ -79,7 +82,7 @@ mod tests {
             create: true,
             ..OpenOptions::default()
         };
-        let watched = Watched::new(UringFile::open(&path, &options).unwrap());
+        let watched = Watched::new(Some(UringFile::open(&path, &options).unwrap()));
         let look = || {
             watched.look();
             watched.trouble()

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 
 use anyhow::Result;
 use forebay_engine::disk::{DeviceShared, DiskStats};
-use forebay_nvme_uring::UringFile;
 
 use super::monitor::SpaceMonitor;
 use super::names::node_of_this_machine;
@@ -17,7 +16,8 @@ use super::presence;
 use super::room::Room;
 use crate::args::{CacheArgs, NodeArgs};
 use crate::control::disk_report::DiskStatus;
-use crate::host::DiskSource;
+use crate::device::health::{HealthMonitor, LastHealth};
+use crate::host::{DiskSource, Medium};
 use crate::units::{Bytes, Share};
 
 /// A node's cache. Its locks are held until it is dropped, which must be after the engine's end.
@@ -25,6 +25,7 @@ use crate::units::{Bytes, Share};
 pub struct Cache {
     logs: Vec<OpenLog>,
     monitor: SpaceMonitor,
+    health: HealthMonitor,
     extent: Extent,
 }
 
@@ -42,8 +43,11 @@ impl Extent {
             let geometry = &log.shared.geometry;
             let size_bytes = u64::from(geometry.regions) * u64::from(geometry.region_bytes);
             let room = match &log.place {
-                Place::Directory(_) => Room::around(&*log.file).ok(),
-                Place::Device(_) => None,
+                Place::Directory(_) => log
+                    .medium
+                    .file()
+                    .and_then(|file| Room::around(&**file).ok()),
+                Place::Device(_) | Place::Nvme(_) => None,
             };
             (log.shared.name.clone(), size_bytes, room)
         });
@@ -119,6 +123,7 @@ impl Cache {
         Ok(Some(Self {
             extent: Extent::of(&logs, args.free_space_ratio),
             monitor: SpaceMonitor::start(&logs, args.free_space_ratio)?,
+            health: HealthMonitor::start(logs.iter().map(|log| &log.medium))?,
             logs,
         }))
     }
@@ -136,7 +141,7 @@ impl Cache {
     /// What the engine's cores make their queue pairs of.
     pub fn sources(&self) -> Vec<DiskSource> {
         let source = |log: &OpenLog| DiskSource {
-            file: log.file.clone(),
+            medium: log.medium.clone(),
             shared: log.shared.clone(),
         };
         self.logs.iter().map(source).collect()
@@ -150,12 +155,15 @@ impl Cache {
     /// What is to be told of it while it is used.
     pub fn watched(&self) -> WatchedCache {
         let places = self.monitor.places().iter().cloned();
-        let one = |(log, place): (&OpenLog, _)| WatchedLog {
-            file: log.file.clone(),
+        let health = self.health.last().iter().cloned();
+        let one = |((log, place), health): ((&OpenLog, _), _)| WatchedLog {
+            medium: log.medium.clone(),
             shared: log.shared.clone(),
             place,
+            health,
         };
-        WatchedCache(self.logs.iter().zip(places).map(one).collect())
+        let logs = self.logs.iter().zip(places).zip(health);
+        WatchedCache(logs.map(one).collect())
     }
 }
 
@@ -165,9 +173,10 @@ pub struct WatchedCache(Vec<WatchedLog>);
 
 #[derive(Clone, Debug)]
 struct WatchedLog {
-    file: Arc<UringFile>,
+    medium: Medium,
     shared: Arc<DeviceShared>,
     place: Arc<presence::Watched>,
+    health: LastHealth,
 }
 
 impl WatchedCache {
@@ -175,18 +184,21 @@ impl WatchedCache {
     pub fn status(&self, disk: &DiskStats) -> Vec<DiskStatus> {
         let one = |log: &WatchedLog| {
             let WatchedLog {
-                file,
+                medium,
                 shared,
                 place,
+                health,
             } = log;
-            let size_bytes = file.geometry().capacity_bytes;
+            let size_bytes = medium.geometry().capacity_bytes;
             let host = DiskStatus {
                 name: shared.name.clone(),
                 state: "recovering".into(),
                 size_bytes,
                 allowed_bytes: shared.allowed_bytes.load(Ordering::Relaxed).min(size_bytes),
-                occupied_bytes: file.allocated_bytes().unwrap_or(0),
-                buffered: !file.is_direct(),
+                occupied_bytes: medium.allocated_bytes(),
+                device: medium.kind(),
+                health: health.get(),
+                buffered: !medium.is_direct(),
                 misplaced: place.trouble().unwrap_or_default(),
                 ..DiskStatus::default()
             };

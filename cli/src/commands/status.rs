@@ -252,6 +252,12 @@ fn disk_line(disk: &DiskStatus) -> String {
             disk.batches_damaged
         ));
     }
+    if !disk.device.is_empty() {
+        text.push_str(&format!("; {}", disk.device));
+    }
+    if let Some(health) = &disk.health {
+        text.push_str(&format!("; {}", health.in_words()));
+    }
     if disk.buffered {
         text.push_str("; through the page cache, there is no O_DIRECT");
     }

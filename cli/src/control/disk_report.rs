@@ -3,12 +3,18 @@
 use forebay_engine::disk::{DeviceState, DeviceStats, DiskStats};
 use serde::{Deserialize, Serialize};
 
+use crate::device::health::Health;
+
 /// One directory or device of the cache, as `status` shows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DiskStatus {
     /// The directory or device, as it was given.
     pub name: String,
+    /// What kind of device it is, with model and serial number, where SPDK drives it; empty otherwise.
+    pub device: String,
+    /// What its controller says of its health; none where it is no NVMe device of its own, or says nothing.
+    pub health: Option<Health>,
     /// `recovering`, `serving`, `read_only` or `retired`.
     pub state: String,
     /// Why it is read-only or retired; empty otherwise.

@@ -1,13 +1,13 @@
 //! The disks of the engine, and each core's queue pairs on them.
 
-use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use forebay_engine::disk::{DeviceSeat, DeviceShared};
 use forebay_engine::ports::BlockDevice;
-use forebay_nvme_uring::{UringDevice, UringFile};
+
+use super::medium::{Buffers, HostDevice, Medium};
 
 /// Operations that one core has under way on one disk. Enough for the fastest drives when only one
 /// core reads.
@@ -16,8 +16,8 @@ const QUEUE_DEPTH: usize = 256;
 /// A disk, opened and known to hold a log of ours.
 #[derive(Clone, Debug)]
 pub struct DiskSource {
-    /// The file or block device.
-    pub file: Arc<UringFile>,
+    /// The file or device.
+    pub medium: Medium,
     /// What the cores share about it.
     pub shared: Arc<DeviceShared>,
 }
@@ -28,7 +28,7 @@ pub struct DiskPlace<'a> {
     /// Which core, from 0.
     pub core: usize,
     /// The core's buffers, for registration.
-    pub arena_addresses: Range<usize>,
+    pub buffers: Buffers,
     /// Signalled by the queue pairs when there is something to poll.
     pub wake: BorrowedFd<'a>,
 }
@@ -46,13 +46,11 @@ pub trait Disks: Send + Sync + 'static {
 }
 
 impl Disks for Vec<DiskSource> {
-    type Device = UringDevice;
+    type Device = HostDevice;
 
-    fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<UringDevice>>> {
+    fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<HostDevice>>> {
         let seat = |disk: &DiskSource| {
-            let mut device = disk
-                .file
-                .queue_pair(place.arena_addresses.clone(), QUEUE_DEPTH)?;
+            let mut device = disk.medium.queue_pair(&place.buffers, QUEUE_DEPTH)?;
             device.signal_at(place.wake).with_context(|| {
                 format!(
                     "cannot wake engine core {} for {}",

@@ -22,6 +22,7 @@ use forebay_engine::stats::CoreStats;
 use super::clock::MonotonicClock;
 use super::cores::{CorePlan, CoresArg, Machine, Poll, Spin};
 use super::disks::{DiskPlace, Disks};
+use super::medium::Buffers;
 use super::memory::{MemoryPlan, default_memory_bytes};
 use super::parker::{EventParker, Park};
 use super::peers::{HostMembership, HostTransport, Peers};
@@ -435,7 +436,7 @@ fn disk<F, D: Disks>(
 ) -> Result<Disk<D::Device>> {
     let seats = shared.disks.seats(&DiskPlace {
         core,
-        arena_addresses: arena.addresses(),
+        buffers: Buffers::of(arena),
         wake: parker.event(),
     })?;
     if seats.is_empty() {
@@ -645,7 +646,7 @@ mod tests {
             ..OpenOptions::default()
         };
         DiskSource {
-            file: UringFile::open(path, &options).unwrap(),
+            medium: UringFile::open(path, &options).unwrap().into(),
             shared: Arc::new(DeviceShared::new("disk".into(), geometry, LogId(7))),
         }
     }

@@ -8,6 +8,7 @@
 //! | [`parker`] | the one wait of a core's thread |
 //! | [`cores`] | which CPUs, and whether cores may spin there |
 //! | [`disks`] | the disks, and each core's queue pairs on them |
+//! | [`medium`] | what a disk is behind: the kernel, or SPDK |
 //! | [`peers`] | the ports of a cache group, or of a node on its own |
 //! | [`limits`] | how many files may be open
 //! | [`memory`] | how `--memory` is divided |
@@ -20,6 +21,7 @@ pub mod cores;
 pub mod disks;
 pub mod engine;
 pub mod limits;
+pub mod medium;
 pub mod memory;
 pub mod parker;
 pub mod peers;
@@ -31,6 +33,7 @@ pub use clock::MonotonicClock;
 pub use cores::{CorePlan, CoresArg, Machine, Poll};
 pub use disks::{DiskPlace, DiskSource, Disks};
 pub use engine::{Engine, EngineConfig, OriginSeat, core_stats};
+pub use medium::{Buffers, HostDevice, Medium};
 pub use memory::{MemoryPlan, default_memory_bytes};
 pub use peers::Peers;
 pub use platform::HostPlatform;

@@ -4,16 +4,16 @@ use std::marker::PhantomData;
 
 use forebay_engine::client::Reply;
 use forebay_engine::ports::{BlockDevice, Origin, Platform};
-use forebay_nvme_uring::UringDevice;
 
 use super::clock::MonotonicClock;
+use super::medium::HostDevice;
 use super::peers::{HostMembership, HostTransport};
 use super::rng::SplitMix;
 
 /// A node, on its own or in a group: `O` is its origin (in production `S3Origin`), `R` answers its readers, `D` is
 /// its disks' queue pairs.
 #[derive(Debug)]
-pub struct HostPlatform<R, O, D = UringDevice>(PhantomData<fn(R, O, D)>);
+pub struct HostPlatform<R, O, D = HostDevice>(PhantomData<fn(R, O, D)>);
 
 impl<R, O, D> Platform for HostPlatform<R, O, D>
 where

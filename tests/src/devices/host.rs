@@ -5,9 +5,8 @@ use std::sync::Arc;
 use std::task::{Wake, Waker};
 
 use anyhow::Result;
-use forebay_cli::host::{DiskPlace, DiskSource, Disks, MonotonicClock};
+use forebay_cli::host::{DiskPlace, DiskSource, Disks, HostDevice, MonotonicClock};
 use forebay_engine::disk::DeviceSeat;
-use forebay_nvme_uring::UringDevice;
 
 use super::counting::{Counters, CountingDevice};
 use super::delayed::{DelayedDevice, Delays};
@@ -50,14 +49,14 @@ impl Wake for Signal {
 }
 
 impl Disks for SwitchedDisks {
-    type Device = CountingDevice<FaultyDevice<DelayedDevice<UringDevice, MonotonicClock>>>;
+    type Device = CountingDevice<FaultyDevice<DelayedDevice<HostDevice, MonotonicClock>>>;
 
     fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<Self::Device>>> {
         let event = place.wake.as_fd().try_clone_to_owned()?;
         let waker = Waker::from(Arc::new(Signal(event)));
         self.delays.keep_awake(waker.clone());
         let seats = self.disks.seats(place)?;
-        let wrap = |seat: DeviceSeat<UringDevice>| {
+        let wrap = |seat: DeviceSeat<HostDevice>| {
             let device = DelayedDevice::new(seat.device, self.clock, self.delays.clone());
             let device = FaultyDevice::new(device, self.faults.clone()).waking(waker.clone());
             DeviceSeat {

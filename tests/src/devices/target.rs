@@ -22,6 +22,10 @@ const MEMORY_MIB: u32 = 512;
 /// How long anything of it may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ADDRESS: &str = "127.0.0.1";
+/// The NGUID of namespaces.
+const IDENTITY: &str = "0123456789ABCDEF0123456789ABCDEF";
+/// That of one that took another's number.
+const STRANGER: &str = "FEDCBA9876543210FEDCBA9876543210";
 
 /// What makes a test that needs it impossible here; none when it can run.
 pub fn obstacle() -> Option<String> {
@@ -64,13 +68,21 @@ impl SpdkTarget {
     /// # Errors
     /// When there is none, or it does not start; what it said.
     pub fn start() -> Result<Self> {
+        Self::start_with(MEMORY_MIB)
+    }
+
+    /// The same with so much memory for it and its namespaces.
+    ///
+    /// # Errors
+    /// When there is none, or it does not start; what it said.
+    pub fn start_with(memory_mib: u32) -> Result<Self> {
         let program = program().context("no target program")?;
         let folder = tempfile::tempdir()?;
         let socket = folder.path().join("rpc");
         let log = std::fs::File::create(folder.path().join("log"))?;
         let child = Command::new(&program)
             .args(["--no-pci", "--no-huge", "-s"])
-            .arg(MEMORY_MIB.to_string())
+            .arg(memory_mib.to_string())
             .args(["-m", "0x1", "-r"])
             .arg(&socket)
             .stdin(Stdio::null())
@@ -119,20 +131,12 @@ impl SpdkTarget {
     /// # Errors
     /// When the target refuses.
     pub fn add(&self, name: &str, len_bytes: u64, sector_bytes: u32) -> Result<String> {
-        let sectors = len_bytes / u64::from(sector_bytes);
-        let malloc = json!({"num_blocks": sectors, "block_size": sector_bytes, "name": name});
-        self.ask("bdev_malloc_create", malloc)?;
-        self.ask("bdev_error_create", json!({"base_name": name}))?;
         let nqn = nqn(name);
         self.ask(
             "nvmf_create_subsystem",
             json!({"nqn": nqn, "allow_any_host": true}),
         )?;
-        let namespace = json!({"bdev_name": faulty(name)});
-        self.ask(
-            "nvmf_subsystem_add_ns",
-            json!({"nqn": nqn, "namespace": namespace}),
-        )?;
+        self.give_namespace(name, name, len_bytes, sector_bytes)?;
         let listen = json!({
             "trtype": "TCP", "adrfam": "IPv4", "traddr": ADDRESS, "trsvcid": self.port.to_string(),
         });
@@ -150,6 +154,75 @@ impl SpdkTarget {
             self.port,
             nqn(name)
         )
+    }
+
+    /// Gives the subsystem `name` a namespace 1, of so many zeros. Any that it has had before was called otherwise; but each has the
+    /// same identity.
+    ///
+    /// # Errors
+    /// When the target refuses.
+    pub fn give_namespace(
+        &self,
+        name: &str,
+        namespace: &str,
+        len_bytes: u64,
+        sector_bytes: u32,
+    ) -> Result<()> {
+        self.give(name, namespace, len_bytes, sector_bytes, IDENTITY)
+    }
+
+    /// The same, with an identity of its own.
+    ///
+    /// # Errors
+    /// When the target refuses.
+    pub fn give_stranger(
+        &self,
+        name: &str,
+        namespace: &str,
+        len_bytes: u64,
+        sector_bytes: u32,
+    ) -> Result<()> {
+        self.give(name, namespace, len_bytes, sector_bytes, STRANGER)
+    }
+
+    fn give(
+        &self,
+        name: &str,
+        namespace: &str,
+        len_bytes: u64,
+        sector_bytes: u32,
+        identity: &str,
+    ) -> Result<()> {
+        let sectors = len_bytes / u64::from(sector_bytes);
+        let malloc = json!({"num_blocks": sectors, "block_size": sector_bytes, "name": namespace});
+        self.ask("bdev_malloc_create", malloc)?;
+        self.ask("bdev_error_create", json!({"base_name": namespace}))?;
+        // A UUID is the same digits with dashes between them.
+        let (a, b, c, d, e) = (
+            &identity[..8],
+            &identity[8..12],
+            &identity[12..16],
+            &identity[16..20],
+            &identity[20..],
+        );
+        let uuid = format!("{a}-{b}-{c}-{d}-{e}");
+        let given = json!({
+            "bdev_name": faulty(namespace), "nsid": 1, "nguid": identity, "uuid": uuid,
+        });
+        self.ask(
+            "nvmf_subsystem_add_ns",
+            json!({"nqn": nqn(name), "namespace": given}),
+        )?;
+        Ok(())
+    }
+
+    /// Connections of hosts to the subsystem `name`.
+    ///
+    /// # Errors
+    /// When the target does not tell.
+    pub fn controllers(&self, name: &str) -> Result<usize> {
+        let all = self.ask("nvmf_subsystem_get_controllers", json!({"nqn": nqn(name)}))?;
+        Ok(all.as_array().map_or(0, Vec::len))
     }
 
     /// Takes the namespace away, and leaves its subsystem.

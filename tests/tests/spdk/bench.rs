@@ -22,6 +22,15 @@ pub fn target(test: &str) -> Option<SpdkTarget> {
     Some(SpdkTarget::start().expect("the target starts"))
 }
 
+/// The same with so much memory.
+pub fn target_with(test: &str, memory_mib: u32) -> Option<SpdkTarget> {
+    if let Some(why) = obstacle() {
+        println!("SKIPPED: {test} on SPDK: {why}");
+        return None;
+    }
+    Some(SpdkTarget::start_with(memory_mib).expect("the target starts"))
+}
+
 pub fn open_with(transport_id: &str, options: &OpenOptions) -> Result<Arc<Namespace>, OpenError> {
     let environment = Environment::start(&Default::default())?;
     let address = transport_id.parse().expect("an address");

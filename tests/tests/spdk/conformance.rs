@@ -4,80 +4,13 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use forebay_cli::host::MonotonicClock;
-use forebay_engine::arena::{Arena, Mapping};
-use forebay_engine::ports::BlockDevice;
-use forebay_nvme_spdk::{Namespace, QueueOptions, SpdkDevice};
-use forebay_tests::conformance::block_device::{DeviceRig, every_operation_ends, suite};
+use forebay_tests::conformance::block_device::{every_operation_ends, suite};
 use forebay_tests::devices::counting::{Counters, CountingDevice};
 use forebay_tests::devices::delayed::{Delay, DelayedDevice, Delays};
 use forebay_tests::devices::faulty::{Faults, FaultyDevice};
 
 use crate::bench::{Bench, CAPACITY_BYTES, open, target};
-
-/// Two queue pairs on one namespace; none before the arena is known. `wrap` puts devices over them.
-struct SpdkRig<D, W> {
-    namespace: Arc<Namespace>,
-    depth: usize,
-    wrap: W,
-    arena: Option<Mapping>,
-    device: Option<D>,
-    other: Option<D>,
-}
-
-impl<D: BlockDevice, W: Fn(SpdkDevice) -> D> SpdkRig<D, W> {
-    fn new(namespace: &Arc<Namespace>, depth: usize, wrap: W) -> Self {
-        Self {
-            namespace: namespace.clone(),
-            depth,
-            wrap,
-            arena: None,
-            device: None,
-            other: None,
-        }
-    }
-
-    fn queue_pair(&self) -> D {
-        let options = QueueOptions {
-            depth: self.depth,
-            ..QueueOptions::default()
-        };
-        let arena = self.arena.as_ref().expect("lent before");
-        (self.wrap)(
-            self.namespace
-                .queue_pair(arena, &options)
-                .expect("a queue pair"),
-        )
-    }
-}
-
-impl<D: BlockDevice, W: Fn(SpdkDevice) -> D> DeviceRig for SpdkRig<D, W> {
-    type Device = D;
-
-    fn lend(&mut self, arena: &Arena) {
-        self.arena = Some(arena.mapping());
-        self.device = Some(self.queue_pair());
-        self.other = Some(self.queue_pair());
-    }
-
-    fn device(&mut self) -> &mut D {
-        self.device.as_mut().unwrap()
-    }
-
-    fn pump(&mut self) {
-        self.device().commit();
-        let nap = self.device().nap().unwrap_or_default();
-        std::thread::sleep(nap.max(Duration::from_micros(10)));
-    }
-
-    fn reopen(&mut self) {
-        self.device = None;
-        self.device = Some(self.queue_pair());
-    }
-
-    fn swap(&mut self) {
-        std::mem::swap(&mut self.device, &mut self.other);
-    }
-}
+use crate::rig::SpdkRig;
 
 #[test]
 fn a_namespace_conforms_with_either_sector_size() {

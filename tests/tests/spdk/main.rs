@@ -6,13 +6,31 @@
 #[cfg(feature = "spdk")]
 mod bench;
 #[cfg(feature = "spdk")]
+mod changes;
+#[cfg(feature = "spdk")]
+#[path = "../group/cluster.rs"]
+#[allow(dead_code)]
+mod cluster;
+#[cfg(feature = "spdk")]
 mod conformance;
 #[cfg(feature = "spdk")]
 mod crash;
 #[cfg(feature = "spdk")]
 mod faults;
 #[cfg(feature = "spdk")]
+mod mounting;
+#[cfg(feature = "spdk")]
 mod opening;
+#[cfg(feature = "spdk")]
+#[path = "../group/owners.rs"]
+#[allow(dead_code)]
+mod owners;
+#[cfg(feature = "spdk")]
+mod rig;
+#[cfg(feature = "spdk")]
+#[path = "../cli_commands/support.rs"]
+#[allow(dead_code)]
+mod support;
 
 #[cfg(not(feature = "spdk"))]
 #[test]

@@ -43,8 +43,6 @@ fn what_cannot_be_opened_says_why() {
     let error = refused(&target.transport_id("nowhere"), &plain);
     assert!(matches!(error, OpenError::Attach(_)), "{error}");
     assert!(error.to_string().contains("nowhere"), "{error}");
-    let error = refused("trtype:TCP traddr", &plain);
-    assert!(matches!(error, OpenError::Address(_)), "{error}");
     let error = refused("pci:0000:5e:00.0", &plain);
     assert!(matches!(error, OpenError::NotAllowed(_)), "{error}");
     // A part of it, and all that the controller says of itself.

@@ -209,7 +209,7 @@ fn without_a_size_the_free_space_decides_and_a_log_never_shrinks() {
     let room = Room::of(&dirs.all[0]).unwrap();
     let sizes = |asked: &Asked| {
         let logs = asked.open().unwrap();
-        let sizes = logs.iter().map(|log| log.file.geometry().capacity_bytes);
+        let sizes = logs.iter().map(|log| log.medium.geometry().capacity_bytes);
         sizes.collect::<Vec<u64>>()
     };
     let first = sizes(&asked);

@@ -21,11 +21,15 @@ pub fn run(args: &FormatArgs) -> Result<()> {
     let cores = CorePlan::new(args.cores.as_ref(), Poll::Auto, &Machine::read()?)?.cores();
     let owner = args.node.owner();
     let places = args.dirs.iter().map(|dir| {
-        let CacheDir::Path(path) = dir;
-        let path = std::path::absolute(path)?;
-        let place = match is_node_dir(&path) {
-            true => Place::Directory(path),
-            false => Place::of(&CacheDir::Path(path), &owner)?,
+        let place = match dir {
+            CacheDir::Path(path) => {
+                let path = std::path::absolute(path)?;
+                match is_node_dir(&path) {
+                    true => Place::Directory(path),
+                    false => Place::of(&CacheDir::Path(path), &owner)?,
+                }
+            }
+            CacheDir::Nvme(_) => Place::of(dir, &owner)?,
         };
         Ok(Named {
             name: dir.to_string(),
@@ -55,7 +59,7 @@ fn line(log: &OpenLog) -> String {
     format!(
         "{}: an empty cache of {} with {} regions of {}\n",
         path.display(),
-        Bytes(log.file.geometry().capacity_bytes),
+        Bytes(log.medium.geometry().capacity_bytes),
         geometry.regions,
         Bytes(u64::from(geometry.region_bytes))
     )

@@ -8,27 +8,34 @@ mod verify;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use forebay_engine::disk::geometry::Geometry;
 use forebay_engine::disk::layout::Superblock;
 use forebay_engine::limits::PAGE_BYTES;
-use forebay_nvme_uring::{OpenOptions, UringDevice, UringFile};
+use forebay_nvme_uring::OpenOptions;
 
 use crate::args::{CacheCommand, NodeArgs};
 use crate::cache::CacheDir;
 use crate::cache::blocking::Blocking;
 use crate::cache::lock::{DirLock, LOCK_FILE, hold_device, holder_of, holder_of_device};
-use crate::cache::opening::{open_file, read_superblock};
+use crate::cache::nvme::{self, NvmeLock};
+use crate::cache::opening::{open_medium, read_superblock};
 use crate::cache::place::{LOG_FILE, Place};
 use crate::cache::scan::Scanner;
+use crate::host::{HostDevice, Medium};
 
 /// Runs one of the commands.
 ///
 /// # Errors
 /// What is wrong, where, and what to do.
 pub fn run(command: &CacheCommand) -> Result<()> {
+    let dirs = match command {
+        CacheCommand::Inspect(args) => &args.dirs,
+        CacheCommand::Verify(args) => &args.dirs,
+        CacheCommand::Format(args) => &args.dirs,
+    };
+    nvme::start(dirs.iter().filter_map(CacheDir::address))?;
     match command {
         CacheCommand::Inspect(args) => inspect::run(args),
         CacheCommand::Verify(args) => verify::run(args),
@@ -39,7 +46,10 @@ pub fn run(command: &CacheCommand) -> Result<()> {
 /// The cache that `dir` means: a block device, a node's part of a cache directory, or a cache
 /// directory with this node's part or just one.
 fn find(dir: &CacheDir, args: &NodeArgs) -> Result<Place> {
-    let CacheDir::Path(path) = dir;
+    let path = match dir {
+        CacheDir::Path(path) => path,
+        CacheDir::Nvme(address) => return Ok(Place::Nvme(address.clone())),
+    };
     if is_node_dir(path) {
         return Ok(Place::Directory(path.clone()));
     }
@@ -98,8 +108,8 @@ fn node_dirs(path: &Path) -> Vec<PathBuf> {
 struct Looked {
     place: Place,
     superblock: Superblock,
-    file: Arc<UringFile>,
-    scanner: Scanner<UringDevice>,
+    medium: Medium,
+    scanner: Scanner<HostDevice>,
     /// Who uses it now, when somebody does.
     held_by: Option<String>,
     _hold: Option<Hold>,
@@ -110,29 +120,38 @@ impl Looked {
     fn at(place: Place, purpose: Option<&str>) -> Result<Self> {
         let path = place.log_path();
         check_length(&place, &path)?;
+        let options = OpenOptions {
+            read_only: true,
+            ..OpenOptions::default()
+        };
+        let attached = match &place {
+            Place::Nvme(_) => Some(open_medium(&place, &path, &options)?),
+            _ => None,
+        };
+        let number = attached.as_ref().map_or(0, nvme::number_of);
         let hold = purpose
-            .map(|purpose| Hold::take(&place, purpose))
+            .map(|purpose| Hold::take(&place, number, purpose))
             .transpose()?;
         let held_by = match (&place, &hold) {
             (_, Some(_)) => None,
             (Place::Directory(dir), None) => holder_of(dir),
             (Place::Device(path), None) => holder_of_device(path),
+            (Place::Nvme(address), None) => nvme::holder_of(address, number),
         };
-        let options = OpenOptions {
-            read_only: true,
-            ..OpenOptions::default()
+        let medium = match attached {
+            Some(medium) => medium,
+            None => open_medium(&place, &path, &options)?,
         };
-        let file = open_file(&path, &options)?;
-        let mut device = Blocking::on(&file)?;
+        let mut device = Blocking::on(&medium)?;
         let superblock = read_superblock(&mut device)
             .with_context(|| format!("cannot read {}", path.display()))?
             .map_err(|found| anyhow::anyhow!("{}: {found}", path.display()))?;
-        let geometry = Geometry::fit(superblock.region_bytes, file.geometry().capacity_bytes);
-        let scanner = Scanner::new(device, superblock.log, geometry, file.is_block_device());
+        let geometry = Geometry::fit(superblock.region_bytes, medium.geometry().capacity_bytes);
+        let scanner = Scanner::new(device, superblock.log, geometry, medium.is_device());
         Ok(Self {
             place,
             superblock,
-            file,
+            medium,
             scanner,
             held_by,
             _hold: hold,
@@ -163,13 +182,15 @@ fn check_length(place: &Place, path: &Path) -> Result<()> {
 enum Hold {
     Directory(#[expect(dead_code, reason = "held")] DirLock),
     Device(#[expect(dead_code, reason = "held")] fs::File),
+    Nvme(#[expect(dead_code, reason = "held")] NvmeLock),
 }
 
 impl Hold {
-    fn take(place: &Place, purpose: &str) -> Result<Self> {
+    fn take(place: &Place, number: u32, purpose: &str) -> Result<Self> {
         match place {
             Place::Directory(dir) => DirLock::take(dir, purpose).map(Hold::Directory),
             Place::Device(path) => hold_device(path).map(Hold::Device),
+            Place::Nvme(address) => NvmeLock::take(address, number).map(Hold::Nvme),
         }
     }
 }
