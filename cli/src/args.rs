@@ -17,11 +17,13 @@ use crate::units::{
 };
 use crate::warm::report::{PARALLEL_DEFAULT, PARALLEL_MAX};
 
+mod device;
 mod group;
 #[cfg(test)]
 mod nonsense;
 mod serving;
 
+pub use device::{DeviceBindArgs, DeviceCommand, DeviceListArgs};
 pub use group::{DoctorArgs, DrainArgs, GroupArgs, RdmaArgs, ServeArgs, StopArgs, WhichTransport};
 pub use serving::{NameArgs, ServingArgs};
 
@@ -109,6 +111,9 @@ pub enum Command {
     /// Looks at caches on disk, checks them, makes them.
     #[command(subcommand)]
     Cache(CacheCommand),
+    /// Shows the NVMe controllers of this machine, gives them to vfio-pci, and back to the kernel.
+    #[command(subcommand)]
+    Device(DeviceCommand),
     /// Looks at this machine before a mount or member runs: limits, hugepages, FUSE, io_uring, RDMA. Says what to
     /// change, and fails when something will not work.
     Doctor(DoctorArgs),

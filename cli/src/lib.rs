@@ -10,6 +10,7 @@
 //! | [`group`] | this node in a cache group |
 //! | [`control`] | the control API of a mount: reports over a Unix socket |
 //! | [`warm`] | `warmup`, `check`, `evict`: jobs of a mount's daemon |
+//! | [`device`] | NVMe controllers and their drivers |
 //! | [`doctor`] | what of a machine would hold a mount or member up |
 //! | [`background`] | how `mount` goes to the background |
 //! | [`mounts`] | the kernel's mount table, unmounting, who uses a mount |
@@ -26,6 +27,7 @@ pub mod background;
 pub mod cache;
 pub mod commands;
 pub mod control;
+pub mod device;
 pub mod doctor;
 pub mod group;
 pub mod host;
@@ -66,6 +68,7 @@ pub fn run() -> ExitCode {
         Command::Check(args) => commands::check::run(args),
         Command::Evict(args) => commands::evict::run(args),
         Command::Cache(command) => commands::cache::run(command),
+        Command::Device(command) => commands::device::run(command),
         Command::Doctor(args) => commands::doctor::run(args),
     };
     match outcome {

@@ -4,6 +4,7 @@ pub mod cache;
 pub mod cat;
 pub mod check;
 pub mod daemon;
+pub mod device;
 pub mod doctor;
 pub mod drain;
 pub mod evict;

@@ -5,9 +5,15 @@ use forebay_cli::args::Cli;
 use super::support::{Place, have_fuse};
 
 /// A wrong value for each option that takes one: what of the error says what to do.
-const WRONG: [(&str, &str, &str); 44] = [
+const WRONG: [(&str, &str, &str); 46] = [
     ("--attr-ttl", "soon", "write `1s`, `5m`, `250ms`"),
     ("--cache-dir", "/nvme*", "name each directory"),
+    ("--cache-dir", "pci:5e:00", "`lspci -D` shows them"),
+    (
+        "--cache-dir",
+        "trtype:RDMA traddr:192.0.2.1",
+        "give trtype:TCP, or a PCI address",
+    ),
     ("--cache-group", "a/b", "use 1 to 128 letters"),
     ("--cache-size", "0", "larger than zero; leave it out"),
     ("--cores", "0", "give a number of cores"),
@@ -81,7 +87,20 @@ const WRONG: [(&str, &str, &str); 44] = [
 ];
 
 /// A wrong word in each place that takes one.
-const WRONG_WORDS: [(&[&str], &str); 15] = [
+const WRONG_WORDS: [(&[&str], &str); 19] = [
+    (&["device", "bind"], "<ADDRESS>"),
+    (
+        &["device", "bind", "5e:00"],
+        "`forebay device list` shows those",
+    ),
+    (
+        &["device", "bind", "pci:ffff:ff:1f.7"],
+        "`forebay device list` shows the NVMe controllers",
+    ),
+    (
+        &["device", "unbind", "ffff:ff:1f.7"],
+        "`forebay device list` shows the NVMe controllers",
+    ),
     (&["mount", "bucket", "m"], "write s3://BUCKET"),
     (&["mount", "s3://bucket", "no/such"], "no does not exist"),
     (&["mount", "s3://bucket"], "<DIR>"),

@@ -1,0 +1,178 @@
+//! From the kernel's driver to `vfio-pci`, and back.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use super::controller::{Controller, KERNEL, Sysfs, VFIO};
+use super::usage::{driven_by, hold};
+
+/// Has a controller driven by `vfio-pci`. False when it was already.
+///
+/// # Errors
+/// Why it is left as it is, and what to do.
+pub fn bind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
+    let address = controller.address;
+    if controller.driver.as_deref() == Some(VFIO) {
+        return Ok(false);
+    }
+    let held = hold(sysfs, controller).map_err(|uses| {
+        anyhow::anyhow!(
+            "{address} is in use, and left as it is: {}. End that first; what is on it stays on it",
+            uses.join("; ")
+        )
+    })?;
+    if !sysfs.driver(VFIO).exists() {
+        bail!("the kernel has no driver {VFIO}: load it with `modprobe {VFIO}`, then try again");
+    }
+    check_iommu(sysfs, controller)?;
+    let before = controller.driver.clone();
+    let moved = to_driver(sysfs, controller, VFIO);
+    drop(held);
+    if let Err(error) = moved {
+        let back = before.map(|driver| to_driver(sysfs, controller, &driver));
+        let said = match back {
+            Some(Err(_)) => "it has no driver now",
+            _ => "it is as it was",
+        };
+        return Err(error).with_context(|| format!("{address} cannot be bound to {VFIO}; {said}"));
+    }
+    Ok(true)
+}
+
+/// Gives a controller back to the kernel's driver. False when that had it already.
+///
+/// # Errors
+/// Why it is left as it is, and what to do.
+pub fn unbind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
+    let address = controller.address;
+    if controller.driver.as_deref() == Some(KERNEL) {
+        return Ok(false);
+    }
+    // The kernel would wait for it without end.
+    if let Some(user) = driven_by(controller) {
+        bail!("{address} is driven by {user}: end that first");
+    }
+    to_driver(sysfs, controller, KERNEL).with_context(|| {
+        format!("{address} cannot be given to the kernel's driver `{KERNEL}` (is it loaded? `modprobe {KERNEL}`)")
+    })?;
+    Ok(true)
+}
+
+/// Whether programs may drive it: only behind an IOMMU does a device reach no other memory than it was given.
+fn check_iommu(sysfs: &Sysfs, controller: &Controller) -> Result<()> {
+    let address = controller.address;
+    if controller.group.is_none() {
+        let unsafe_mode = sysfs
+            .0
+            .join("module/vfio/parameters/enable_unsafe_noiommu_mode");
+        let allowed = fs::read_to_string(&unsafe_mode).unwrap_or_default();
+        if !["Y", "1"].contains(&allowed.trim()) {
+            bail!(
+                "{address} is behind no IOMMU, so {VFIO} does not take it: switch the IOMMU on (VT-d or AMD-Vi in the firmware, and `intel_iommu=on` \
+                 or `amd_iommu=on` for the kernel) and start the machine again. Where that cannot be, and the device may be trusted with all of this machine's \
+                 memory: `echo Y > {}` (not every kernel has it), and huge pages for all of --memory",
+                unsafe_mode.display()
+            );
+        }
+        return Ok(());
+    }
+    let others: Vec<String> = sysfs
+        .neighbours(controller)
+        .into_iter()
+        .filter_map(|(name, driver)| {
+            let driver = driver.filter(|driver| !may_share(driver))?;
+            Some(format!("{name} ({driver})"))
+        })
+        .collect();
+    if !others.is_empty() {
+        bail!(
+            "{address} shares its IOMMU group with {}: {VFIO} gives a program the whole group or nothing. Put it into another slot, or give those to {VFIO} too",
+            others.join(", ")
+        );
+    }
+    Ok(())
+}
+
+/// Drivers beside which a program gets a group.
+fn may_share(driver: &str) -> bool {
+    ["vfio-pci", "pci-stub", "pcieport"].contains(&driver)
+}
+
+/// Takes a controller from its driver and has it looked for by this one alone.
+fn to_driver(sysfs: &Sysfs, controller: &Controller, driver: &str) -> Result<()> {
+    let (dir, address) = (&controller.dir, controller.address.to_string());
+    // Any driver that knows it, for the kernel's own.
+    let only = if driver == KERNEL { "\n" } else { driver };
+    write(&dir.join("driver_override"), only)?;
+    if dir.join("driver").exists() {
+        write(&dir.join("driver/unbind"), &address)?;
+    }
+    write(&sysfs.0.join("bus/pci/drivers_probe"), &address)?;
+    let now = fs::read_link(dir.join("driver")).ok();
+    match now.as_ref().and_then(|now| now.file_name()) {
+        Some(now) if now == driver => Ok(()),
+        Some(now) => bail!("driver {} took it", now.display()),
+        None => bail!("no driver took it: the kernel's log (`dmesg`) may say why"),
+    }
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+            anyhow::anyhow!(
+                "cannot write to {} ({error}): drivers are changed by root",
+                path.display()
+            )
+        }
+        _ => anyhow::anyhow!("cannot write to {}: {error}", path.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::controller::tests::machine;
+    use super::*;
+
+    fn controller(sysfs: &Sysfs, address: &str) -> Controller {
+        sysfs.controller(address.parse().unwrap()).unwrap()
+    }
+
+    #[test]
+    fn what_is_in_use_or_not_alone_is_left_as_it_is() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = machine(root.path());
+        let mut first = controller(&sysfs, "5e:00.0");
+        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        assert!(
+            error.contains("left as it is") && error.contains("partitions"),
+            "{error}"
+        );
+        first.blocks.clear();
+        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        assert!(error.contains("modprobe vfio-pci"), "{error}");
+        fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
+        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        assert!(error.contains("0000:60:00.0 (mlx5_core)"), "{error}");
+        first.group = None;
+        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        assert!(
+            error.contains("no IOMMU") && error.contains("intel_iommu=on"),
+            "{error}"
+        );
+        assert!(
+            !root.path().join("bus/pci/drivers_probe").exists(),
+            "nothing was written"
+        );
+    }
+
+    #[test]
+    fn nothing_is_done_twice() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = machine(root.path());
+        assert!(!bind(&sysfs, &controller(&sysfs, "5f:00.0")).unwrap());
+        assert!(!unbind(&sysfs, &controller(&sysfs, "5e:00.0")).unwrap());
+    }
+}

@@ -1,0 +1,208 @@
+//! One controller that is taken from the kernel, used, and given back.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_engine::arena::{Arena, Share};
+use forebay_engine::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, DeviceTag};
+use forebay_nvme_spdk::{
+    Environment, EnvironmentOptions, Loss, Namespace, OpenOptions, QueueOptions,
+};
+use forebay_tests::conformance::block_device::{every_operation_ends, suite};
+use serde_json::Value;
+
+use crate::bench::{Bench, CAPACITY_BYTES, MIB, PATIENCE};
+use crate::rig::SpdkRig;
+
+/// Huge pages of 2 MiB for SPDK's own memory.
+const HUGE_PAGES: u32 = 96;
+
+/// A controller that `vfio-pci` has, for a test.
+struct Taken {
+    address: String,
+}
+
+fn forebay(args: &[&str]) -> String {
+    let output = Command::new(env!("CARGO_BIN_EXE_forebay-under-test"))
+        .args(args)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{args:?}: {said}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+impl Taken {
+    /// The one whose serial number `FOREBAY_SPARE_NVME` names; or none, loudly.
+    fn new() -> Option<Self> {
+        let Ok(serial) = std::env::var("FOREBAY_SPARE_NVME") else {
+            println!(
+                "SKIPPED: FOREBAY_SPARE_NVME names no NVMe controller to take from the kernel (ci/softroce does, in a guest)"
+            );
+            return None;
+        };
+        huge_pages();
+        let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
+        let all = all.as_array().unwrap();
+        // A test before this one may have died with it.
+        let mine = |row: &&Value| row["serial"] == serial.as_str() || row["driver"] == "vfio-pci";
+        let row = all.iter().find(mine).expect("the controller");
+        let address = row["address"].as_str().unwrap().to_owned();
+        forebay(&["device", "bind", &address]);
+        Some(Self { address })
+    }
+
+    fn open(&self, options: &OpenOptions) -> Arc<Namespace> {
+        let address: forebay_nvme_spdk::Address = format!("pci:{}", self.address).parse().unwrap();
+        let pci = vec![address.pci().unwrap()];
+        let environment = Environment::start(&EnvironmentOptions { pci }).unwrap();
+        Namespace::open(&environment, &address, options).unwrap()
+    }
+
+    fn open_part(&self) -> Arc<Namespace> {
+        self.open(&OpenOptions {
+            capacity_bytes: Some(CAPACITY_BYTES),
+            ..OpenOptions::default()
+        })
+    }
+}
+
+/// SPDK's own memory, as operators give it.
+fn huge_pages() {
+    fs::write("/proc/sys/vm/nr_hugepages", HUGE_PAGES.to_string()).unwrap();
+    let at = "/dev/hugepages";
+    let _ = fs::create_dir(at);
+    let mounts = fs::read_to_string("/proc/mounts").unwrap();
+    if !mounts.lines().any(|line| line.contains("hugetlbfs")) {
+        let args = ["-t", "hugetlbfs", "none", at];
+        assert!(Command::new("mount").args(args).status().unwrap().success());
+    }
+}
+
+#[test]
+fn a_pci_namespace_conforms() {
+    let Some(taken) = Taken::new() else { return };
+    let namespace = taken.open_part();
+    assert_eq!(namespace.geometry().sector_bytes, 512);
+    for depth in [1, 32] {
+        if let Err(broken) = suite(|| SpdkRig::new(&namespace, depth, |device| device)) {
+            panic!("depth {depth}: {broken}");
+        }
+    }
+    every_operation_ends(SpdkRig::new(&namespace, 32, |device| device), 3).unwrap();
+}
+
+/// The device reaches every byte of an arena whose length is no multiple of a huge page's.
+#[test]
+fn the_last_buffer_of_an_arena_is_reached() {
+    let Some(taken) = Taken::new() else { return };
+    let namespace = taken.open_part();
+    let mut arena = Arena::new(5 << 20).unwrap();
+    let device = namespace.queue_pair(&arena.mapping(), &QueueOptions::default());
+    let mut device = device.unwrap();
+    let mut leases: Vec<_> = (0..5)
+        .map(|_| arena.lease(MIB as usize, Share::Demand).unwrap())
+        .collect();
+    leases.sort_by_key(|lease| lease.bytes().as_ptr().addr());
+    let mut last = leases.pop().unwrap();
+    last.bytes_mut().fill(0x5a);
+    let written = arena.freeze(last);
+    let mut wait = |op| {
+        device.submit(op).expect("room");
+        device.commit();
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            if let Some(event) = device.poll() {
+                return event;
+            }
+            assert!(Instant::now() < deadline, "nothing ends");
+        }
+    };
+    let (tag, offset_bytes) = (DeviceTag(1), 0);
+    let event = wait(DeviceOp::Write {
+        tag,
+        offset_bytes,
+        bytes: written,
+    });
+    assert!(
+        matches!(event, DeviceEvent::Write { result: Ok(()), .. }),
+        "{event:?}"
+    );
+    let lease = leases.pop().unwrap();
+    let event = wait(DeviceOp::Read {
+        tag,
+        offset_bytes,
+        lease,
+    });
+    let DeviceEvent::Read { lease, result, .. } = event else {
+        panic!("{event:?}");
+    };
+    assert_eq!(result, Ok(()));
+    assert!(lease.bytes().iter().all(|byte| *byte == 0x5a));
+}
+
+#[test]
+fn a_controller_tells_of_its_health() {
+    let Some(taken) = Taken::new() else { return };
+    let namespace = taken.open_part();
+    let deadline = Instant::now() + PATIENCE;
+    let page = loop {
+        if let Some(page) = namespace.health() {
+            break page;
+        }
+        assert!(Instant::now() < deadline, "it tells nothing");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let health = forebay_cli::device::health::Health::of(&page);
+    // What QEMU makes up: 323 K.
+    assert_eq!(health.temperature_c, 50, "{health:?}");
+    assert_eq!(health.media_errors, 0);
+}
+
+#[test]
+fn a_device_pulled_under_load_ends_every_operation() {
+    let Some(taken) = Taken::new() else { return };
+    let Ok(monitor) = std::env::var("FOREBAY_GUEST_MONITOR") else {
+        println!(
+            "SKIPPED: FOREBAY_GUEST_MONITOR names no monitor of the machine: nothing was pulled"
+        );
+        return;
+    };
+    let namespace = taken.open_part();
+    let mut bench = Bench::new(&namespace);
+    bench.write(0, 7, MIB as usize).unwrap();
+    let mut line = File::options().write(true).open(monitor).unwrap();
+    line.write_all(b"device_del nvme1\n").unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let mut reads = 0_u64;
+    loop {
+        assert!(Instant::now() < deadline, "reads go on after {reads}");
+        for n in 0..8 {
+            bench.begin_read(n * MIB / 2, 64 << 10);
+        }
+        let ends: Vec<_> = (0..8).map(|_| bench.wait()).collect();
+        reads += 8;
+        if ends.contains(&Err(DeviceError::Gone)) {
+            break;
+        }
+        assert!(ends.iter().all(Result::is_ok), "{ends:?}");
+    }
+    assert_eq!(namespace.loss(), Some(Loss::Removed));
+    assert_eq!(bench.write(0, 1, 4096), Err(DeviceError::Gone));
+    bench.assert_nothing_lent();
+    drop(bench);
+    drop(namespace);
+    // The kernel's own removal waits for the program to let go.
+    let dir = Path::new("/sys/bus/pci/devices").join(&taken.address);
+    while dir.exists() {
+        assert!(Instant::now() < deadline, "it is not let go");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // For the tests that follow.
+    line.write_all(b"device_add nvme,serial=spare,drive=spare,id=nvme1,bus=rp0\n")
+        .unwrap();
+}

@@ -1,0 +1,22 @@
+//! SPDK's queue pairs on a PCI device: `ci/softroce` runs this in its guest, which has an emulated NVMe controller behind an
+//! emulated IOMMU, where SPDK is found on this machine.
+
+#![cfg_attr(not(feature = "spdk"), allow(dead_code))]
+
+#[cfg(feature = "spdk")]
+#[path = "../spdk/bench.rs"]
+#[allow(dead_code)]
+mod bench;
+#[cfg(feature = "spdk")]
+mod device;
+#[cfg(feature = "spdk")]
+#[path = "../spdk/rig.rs"]
+mod rig;
+
+#[cfg(not(feature = "spdk"))]
+#[test]
+fn a_pci_device_by_spdk() {
+    println!(
+        "SKIPPED: PCI devices by SPDK: built without the feature `spdk`, which needs SPDK to link"
+    );
+}
