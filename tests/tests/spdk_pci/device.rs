@@ -1,29 +1,25 @@
 //! One controller that is taken from the kernel, used, and given back.
 
-use std::fs::{self, File};
-use std::io::Write;
-use std::path::Path;
+use std::fs;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_engine::arena::{Arena, Share};
-use forebay_engine::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, DeviceTag};
-use forebay_nvme_spdk::{
-    Environment, EnvironmentOptions, Loss, Namespace, OpenOptions, QueueOptions,
-};
+use forebay_engine::ports::{BlockDevice, DeviceEvent, DeviceOp, DeviceTag};
+use forebay_nvme_spdk::{Environment, EnvironmentOptions, Namespace, OpenOptions, QueueOptions};
 use forebay_tests::conformance::block_device::{every_operation_ends, suite};
 use serde_json::Value;
 
-use crate::bench::{Bench, CAPACITY_BYTES, MIB, PATIENCE};
+use crate::bench::{CAPACITY_BYTES, MIB, PATIENCE};
 use crate::rig::SpdkRig;
 
 /// Huge pages of 2 MiB for SPDK's own memory.
 const HUGE_PAGES: u32 = 96;
 
 /// A controller that `vfio-pci` has, for a test.
-struct Taken {
-    address: String,
+pub struct Taken {
+    pub address: String,
 }
 
 fn forebay(args: &[&str]) -> String {
@@ -38,7 +34,7 @@ fn forebay(args: &[&str]) -> String {
 
 impl Taken {
     /// The one whose serial number `FOREBAY_SPARE_NVME` names; or none, loudly.
-    fn new() -> Option<Self> {
+    pub fn new() -> Option<Self> {
         let Ok(serial) = std::env::var("FOREBAY_SPARE_NVME") else {
             println!(
                 "SKIPPED: FOREBAY_SPARE_NVME names no NVMe controller to take from the kernel (ci/softroce does, in a guest)"
@@ -63,7 +59,7 @@ impl Taken {
         Namespace::open(&environment, &address, options).unwrap()
     }
 
-    fn open_part(&self) -> Arc<Namespace> {
+    pub fn open_part(&self) -> Arc<Namespace> {
         self.open(&OpenOptions {
             capacity_bytes: Some(CAPACITY_BYTES),
             ..OpenOptions::default()
@@ -161,48 +157,4 @@ fn a_controller_tells_of_its_health() {
     // What QEMU makes up: 323 K.
     assert_eq!(health.temperature_c, 50, "{health:?}");
     assert_eq!(health.media_errors, 0);
-}
-
-#[test]
-fn a_device_pulled_under_load_ends_every_operation() {
-    let Some(taken) = Taken::new() else { return };
-    let Ok(monitor) = std::env::var("FOREBAY_GUEST_MONITOR") else {
-        println!(
-            "SKIPPED: FOREBAY_GUEST_MONITOR names no monitor of the machine: nothing was pulled"
-        );
-        return;
-    };
-    let namespace = taken.open_part();
-    let mut bench = Bench::new(&namespace);
-    bench.write(0, 7, MIB as usize).unwrap();
-    let mut line = File::options().write(true).open(monitor).unwrap();
-    line.write_all(b"device_del nvme1\n").unwrap();
-    let deadline = Instant::now() + PATIENCE;
-    let mut reads = 0_u64;
-    loop {
-        assert!(Instant::now() < deadline, "reads go on after {reads}");
-        for n in 0..8 {
-            bench.begin_read(n * MIB / 2, 64 << 10);
-        }
-        let ends: Vec<_> = (0..8).map(|_| bench.wait()).collect();
-        reads += 8;
-        if ends.contains(&Err(DeviceError::Gone)) {
-            break;
-        }
-        assert!(ends.iter().all(Result::is_ok), "{ends:?}");
-    }
-    assert_eq!(namespace.loss(), Some(Loss::Removed));
-    assert_eq!(bench.write(0, 1, 4096), Err(DeviceError::Gone));
-    bench.assert_nothing_lent();
-    drop(bench);
-    drop(namespace);
-    // The kernel's own removal waits for the program to let go.
-    let dir = Path::new("/sys/bus/pci/devices").join(&taken.address);
-    while dir.exists() {
-        assert!(Instant::now() < deadline, "it is not let go");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    // For the tests that follow.
-    line.write_all(b"device_add nvme,serial=spare,drive=spare,id=nvme1,bus=rp0\n")
-        .unwrap();
 }

@@ -10,6 +10,8 @@ mod bench;
 #[cfg(feature = "spdk")]
 mod device;
 #[cfg(feature = "spdk")]
+mod removal;
+#[cfg(feature = "spdk")]
 #[path = "../spdk/rig.rs"]
 mod rig;
 
