@@ -5,11 +5,12 @@ use std::io::IsTerminal;
 use tracing_subscriber::EnvFilter;
 
 /// Forebay's own crates that log.
-const OURS: [&str; 8] = [
+const OURS: [&str; 9] = [
     "forebay_cli",
     "forebay_engine",
     "forebay_fuse",
     "forebay_membership",
+    "forebay_nvme_spdk",
     "forebay_nvme_uring",
     "forebay_origin_s3",
     "forebay_transport_rdma",
