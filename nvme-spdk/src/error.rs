@@ -127,9 +127,8 @@ pub enum QueueError {
 pub enum MemoryError {
     /// The device would reach memory by physical addresses, and this memory may move.
     #[error(
-        "this machine has no IOMMU in use, and the buffers are not in reserved huge pages: switch the IOMMU on (in the firmware, and \
-         `intel_iommu=on` or `amd_iommu=on` for the kernel), or reserve huge pages for all of --memory and 256 MiB more \
-         (`sysctl vm.nr_hugepages=N`, 2 MiB each)"
+        "this machine has no IOMMU in use, so the device would reach memory that may move: switch the IOMMU on (in the firmware, and \
+         `intel_iommu=on` or `amd_iommu=on` for the kernel), or give the kernel's device, such as /dev/nvme0n1"
     )]
     NoIommu,
     /// SPDK does not take it.

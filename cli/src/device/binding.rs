@@ -72,9 +72,7 @@ fn check_iommu(sysfs: &Sysfs, controller: &Controller) -> Result<()> {
         if !["Y", "1"].contains(&allowed.trim()) {
             bail!(
                 "{address} is behind no IOMMU, so {VFIO} does not take it: switch the IOMMU on (VT-d or AMD-Vi in the firmware, and `intel_iommu=on` \
-                 or `amd_iommu=on` for the kernel) and start the machine again. Where that cannot be, and the device may be trusted with all of this machine's \
-                 memory: `echo Y > {}` (not every kernel has it), and huge pages for all of --memory",
-                unsafe_mode.display()
+                 or `amd_iommu=on` for the kernel) and start the machine again. Where that cannot be, give the kernel's device as --cache-dir, such as /dev/nvme0n1"
             );
         }
         return Ok(());
