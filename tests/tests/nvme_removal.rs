@@ -51,7 +51,7 @@ fn a_namespace_pulled_under_load_is_gone_by_passthrough() {
     device.read(0, &mut bytes).unwrap();
     assert!(bytes.iter().all(|byte| *byte == 7));
     let mut line = File::options().write(true).open(monitor).unwrap();
-    line.write_all(b"device_del nvme2\n").unwrap();
+    line.write_all(b"\ndevice_del nvme2\n").unwrap();
     let deadline = Instant::now() + PATIENCE;
     while device.read(0, &mut bytes) != Err(DeviceError::Gone) {
         assert!(Instant::now() < deadline, "reads go on");

@@ -101,7 +101,15 @@ fn the_last_buffer_of_an_arena_is_reached() {
     let device = namespace.queue_pair(&arena.mapping(), &QueueOptions::default());
     let mut device = device.unwrap();
     let mut leases: Vec<_> = (0..5)
-        .map(|_| arena.lease(MIB as usize, Share::Demand).unwrap())
+        .map(|_| {
+            // No share may have all of it.
+            let len = MIB as usize;
+            let mut lease = arena.lease(len, Share::Demand);
+            for share in [Share::Serve, Share::Prefetch] {
+                lease = lease.or_else(|_| arena.lease(len, share));
+            }
+            lease.expect("a buffer of the arena")
+        })
         .collect();
     leases.sort_by_key(|lease| lease.bytes().as_ptr().addr());
     let mut last = leases.pop().unwrap();

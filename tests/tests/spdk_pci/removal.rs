@@ -24,7 +24,7 @@ fn a_device_pulled_under_load_ends_every_operation() {
     let mut bench = Bench::new(&namespace);
     bench.write(0, 7, MIB as usize).unwrap();
     let mut line = File::options().write(true).open(monitor).unwrap();
-    line.write_all(b"device_del nvme1\n").unwrap();
+    line.write_all(b"\ndevice_del nvme1\n").unwrap();
     let deadline = Instant::now() + PATIENCE;
     let mut reads = 0_u64;
     loop {
