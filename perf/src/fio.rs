@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
+use crate::recorder::{Begun, Latency};
 use crate::turns::Measured;
 
 /// What fio does to a file.
@@ -86,6 +87,21 @@ pub fn version() -> Result<String> {
 /// # Errors
 /// What fio said.
 pub fn run(job: &Job<'_>) -> Result<Measured> {
+    let report = report(job)?;
+    measured(&report, job.access).context("fio's JSON is not as expected")
+}
+
+/// The same, with the times of single operations, from when each was handed to the kernel.
+///
+/// # Errors
+/// What fio said.
+pub fn run_timed(job: &Job<'_>) -> Result<(Measured, Option<Latency>)> {
+    let report = report(job)?;
+    let done = measured(&report, job.access).context("fio's JSON is not as expected")?;
+    Ok((done, latency(&report, job.access)))
+}
+
+fn report(job: &Job<'_>) -> Result<Value> {
     let output = Command::new("fio")
         .args(arguments(job))
         .stdin(Stdio::null())
@@ -102,8 +118,7 @@ pub fn run(job: &Job<'_>) -> Result<Measured> {
     // Notes that fio prints come before the JSON.
     let start = output.stdout.iter().position(|byte| *byte == b'{');
     let json = &output.stdout[start.unwrap_or_default()..];
-    let report: Value = serde_json::from_slice(json).context("fio printed no JSON")?;
-    measured(&report, job.access).context("fio's JSON is not as expected")
+    serde_json::from_slice(json).context("fio printed no JSON")
 }
 
 fn arguments(job: &Job<'_>) -> Vec<String> {
@@ -123,6 +138,7 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
         "--randrepeat=0".to_owned(),
         format!("--randseed={}", job.seed + 1),
         "--output-format=json".to_owned(),
+        "--percentile_list=50:75:90:95:99:99.9:99.99".to_owned(),
     ];
     // A character device takes no O_DIRECT, and has no page cache.
     arguments.extend(match job.engine {
@@ -161,12 +177,29 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
     arguments
 }
 
-fn measured(report: &Value, access: Access) -> Option<Measured> {
-    let job = report.pointer("/jobs/0")?;
-    let side = job.get(match access {
+fn side(report: &Value, access: Access) -> Option<&Value> {
+    report.pointer("/jobs/0")?.get(match access {
         Access::Writes => "write",
         _ => "read",
-    })?;
+    })
+}
+
+fn latency(report: &Value, access: Access) -> Option<Latency> {
+    let told = side(report, access)?.get("clat_ns")?;
+    let us = |name: &str| Some(told.get(name)?.as_f64()? / 1e3);
+    let count = told.get("N")?.as_u64()?;
+    let listed = told.get("percentile").and_then(Value::as_object);
+    let named = listed
+        .into_iter()
+        .flatten()
+        .filter_map(|(name, ns)| Some((name.parse().ok()?, ns.as_f64()? / 1e3)));
+    let told = (us("min")?, us("mean")?, us("max")?);
+    Latency::told(Begun::Submission, count, told, named.collect())
+}
+
+fn measured(report: &Value, access: Access) -> Option<Measured> {
+    let job = report.pointer("/jobs/0")?;
+    let side = side(report, access)?;
     // fio gives shares of the job's own run time, not of its start.
     let run_ms = job.get("job_runtime")?.as_f64()?;
     let percent = job.get("usr_cpu")?.as_f64()? + job.get("sys_cpu")?.as_f64()?;
@@ -190,6 +223,22 @@ fn measured(report: &Value, access: Access) -> Option<Measured> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_what_fio_3_33_printed() {
+        let report = serde_json::from_str(include_str!("peers/captured/fio.json"));
+        let report: Value = report.expect("it is JSON");
+        let done = measured(&report, Access::RandomReads).expect("all is there");
+        assert_eq!((done.ios, done.bytes), (25_718, 25_718 * 4096));
+        let told = latency(&report, Access::RandomReads).expect("times were taken");
+        assert_eq!(
+            (told.count, told.at(50.0), told.at(99.9)),
+            (25_718, Some(92.672), Some(7634.944))
+        );
+        assert_eq!(told.at(99.99), None, "fewer than ten are beyond it");
+        assert!(told.min_us < told.mean_us && told.mean_us < told.max_us);
+        assert!(latency(&report, Access::Writes).is_none_or(|none| none.count == 0));
+    }
 
     #[test]
     fn reads_what_fio_prints() {

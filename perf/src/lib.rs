@@ -7,6 +7,7 @@
 //! | [`layers`] | Forebay's layers one at a time |
 //! | [`patterns`] | what users do with a mount |
 //! | [`targets`] | whose files are read |
+//! | [`peers`] | public tools that do the same |
 //! | [`pace`] | closed and open loops |
 //! | [`recorder`], [`counters`] | how long operations take, and what they cost |
 //! | [`ceilings`] | what limits can do |
@@ -55,6 +56,7 @@ pub mod null_server;
 pub mod outcome;
 pub mod pace;
 pub mod patterns;
+pub mod peers;
 pub mod plan;
 pub mod process;
 #[allow(unsafe_code)]

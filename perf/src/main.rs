@@ -3,7 +3,7 @@
 #![forbid(unsafe_code)]
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -14,8 +14,9 @@ use forebay_perf::network::node::{self, Poll, Way};
 use forebay_perf::network::ours::{self, Load};
 use forebay_perf::network::port::PortArgs;
 use forebay_perf::network::read_or_write;
-use forebay_perf::outcome::Outcome;
+use forebay_perf::outcome::{self, Outcome};
 use forebay_perf::patterns::tensors;
+use forebay_perf::peers::Peer;
 use forebay_perf::plan::Plan;
 use forebay_perf::run::{Nvme, Rdma, Run};
 use forebay_perf::scenario::Scenario;
@@ -58,6 +59,16 @@ enum Cmd {
     /// Measures a scenario: `run fuse:block=1MiB,depth=8,tier=memory`. `list` shows all.
     Run {
         /// The layer or pattern, and its settings; what is left out has its default.
+        scenario: String,
+        #[command(flatten)]
+        measure: MeasureArgs,
+    },
+    /// Measures a scenario and the same work by public tools, in turns: `compare rclone,s3fs epoch:files=20000`. Or two outcomes
+    /// of earlier runs: `compare a.json b.json`.
+    Compare {
+        /// fio, iperf3, ucx, rclone, s3fs, mount-s3, local; several with commas between. Or an outcome's file.
+        peers: String,
+        /// The layer or pattern, and its settings. Or the other outcome's file.
         scenario: String,
         #[command(flatten)]
         measure: MeasureArgs,
@@ -201,6 +212,11 @@ fn run(args: &Args) -> Result<bool> {
             conclude(&session::run(&scenario, sides, &plan)?, measure)?;
             Ok(true)
         }
+        Cmd::Compare {
+            peers,
+            scenario,
+            measure,
+        } => compare(peers, scenario, &plan(args, measure)?, measure),
         Cmd::Figure { name } => {
             println!("{}", measure(Figure::by_name(name)?, args)?);
             Ok(true)
@@ -234,7 +250,7 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         span: Duration::from_secs(seconds),
     };
     match command {
-        Cmd::Figure { .. } | Cmd::Figures | Cmd::Run { .. } | Cmd::List => {}
+        Cmd::Figure { .. } | Cmd::Figures | Cmd::Run { .. } | Cmd::Compare { .. } | Cmd::List => {}
         Cmd::ReadTensors {
             file,
             tensors,
@@ -311,6 +327,48 @@ fn plan(args: &Args, measure: &MeasureArgs) -> Result<Plan> {
         seed: measure.seed,
         ceilings: !measure.no_ceilings,
     })
+}
+
+/// Forebay and its peers in turns, or two outcomes.
+fn compare(peers: &str, scenario: &str, plan: &Plan, measure: &MeasureArgs) -> Result<bool> {
+    let files = [peers, scenario].map(Path::new);
+    if files
+        .iter()
+        .all(|file| file.extension().is_some_and(|ending| ending == "json"))
+    {
+        let [first, second] = files.map(Outcome::read);
+        conclude(&outcome::side_by_side(&first?, &second?)?, measure)?;
+        return Ok(true);
+    }
+    let scenario: Scenario = scenario.parse()?;
+    let mut all = vec![sides::forebay(&scenario, plan)?];
+    let mut missing = Vec::new();
+    for name in peers.split(',') {
+        let peer = Peer::by_name(name)?;
+        let side = peer.side(&scenario, plan)?;
+        match peer.is_here() {
+            true => all.push(side),
+            false => missing.push(name),
+        }
+    }
+    for name in &missing {
+        println!("MISSING: {name} is not on the path: not compared with it");
+    }
+    ensure!(
+        all.len() > 1,
+        "nobody to compare with: {} of {} missing",
+        missing.len(),
+        missing.len()
+    );
+    let mut outcome = session::run(&scenario, all, plan)?;
+    if !missing.is_empty() {
+        let names = missing.join(", ");
+        outcome
+            .notes
+            .push(format!("{} of the peers missing: {names}", missing.len()));
+    }
+    conclude(&outcome, measure)?;
+    Ok(true)
 }
 
 /// Shows an outcome, and writes it where that was wanted.

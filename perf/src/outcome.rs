@@ -45,7 +45,7 @@ pub struct Outcome {
     pub ceilings: Vec<CeilingOutcome>,
     /// The ceiling with the largest share, where that is 0.8 or more.
     pub bound_by: Option<String>,
-    /// The first side against the second, where there are two: throughput, then what it costs.
+    /// The first side against each other one: throughput, then what it costs.
     pub verdicts: Vec<Verdict>,
     /// What a reader must know besides.
     pub notes: Vec<String>,
@@ -277,8 +277,11 @@ impl Outcome {
             span_s: parts.span_s,
             bound_by: largest.map(|one| one.name.clone()),
             verdicts: match &parts.sides[..] {
-                [first, second] => verdicts(first, second),
-                _ => Vec::new(),
+                [first, others @ ..] => others
+                    .iter()
+                    .flat_map(|other| verdicts(first, other))
+                    .collect(),
+                [] => Vec::new(),
             },
             machine: parts.machine,
             sides: parts.sides,
@@ -319,7 +322,8 @@ impl Outcome {
 fn verdicts(first: &SideOutcome, second: &SideOutcome) -> Vec<Verdict> {
     let mut said = Vec::new();
     let mut compare = |quantity: &str, of: &dyn Fn(&Span) -> f64| {
-        said.extend(verdict::compare(quantity, &first.of(of), &second.of(of)));
+        let (one, other) = (first.of(of), second.of(of));
+        said.extend(verdict::compare(&second.name, quantity, &one, &other));
     };
     compare("operations/s", &Span::operations_per_s);
     compare(

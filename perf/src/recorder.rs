@@ -68,21 +68,12 @@ impl Recorder {
 
     /// What is told of them; none when nothing was recorded.
     pub fn summary(&self, from: Begun) -> Option<Latency> {
-        let count = self.0.len();
         let us = |ns: u64| ns as f64 / 1e3;
-        let enough = |percentile: &f64| count as f64 * (100.0 - percentile) / 100.0 >= BEYOND_MIN;
-        let at = |percentile: f64| Percentile {
-            percentile,
-            us: us(self.0.value_at_percentile(percentile)),
-        };
-        (count > 0).then(|| Latency {
-            from,
-            count,
-            min_us: us(self.0.min()),
-            mean_us: self.0.mean() / 1e3,
-            max_us: us(self.0.max()),
-            percentiles: PERCENTILES.into_iter().filter(enough).map(at).collect(),
-        })
+        let at = |percentile: f64| (percentile, us(self.0.value_at_percentile(percentile)));
+        let (least, most) = (us(self.0.min()), us(self.0.max()));
+        let told = (least, self.0.mean() / 1e3, most);
+        let percentiles = PERCENTILES.into_iter().map(at).collect();
+        Latency::told(from, self.0.len(), told, percentiles)
     }
 }
 
@@ -125,6 +116,31 @@ pub struct Latency {
 }
 
 impl Latency {
+    /// Of what somebody measured, in microseconds; percentiles that too few operations lie beyond are left out. None when nothing
+    /// was measured.
+    pub fn told(
+        from: Begun,
+        count: u64,
+        (min_us, mean_us, max_us): (f64, f64, f64),
+        mut percentiles: Vec<(f64, f64)>,
+    ) -> Option<Latency> {
+        let enough = |percentile: f64| count as f64 * (100.0 - percentile) / 100.0 >= BEYOND_MIN;
+        percentiles.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let kept = percentiles
+            .into_iter()
+            .filter(|(percentile, _)| enough(*percentile));
+        (count > 0).then(|| Latency {
+            from,
+            count,
+            min_us,
+            mean_us,
+            max_us,
+            percentiles: kept
+                .map(|(percentile, us)| Percentile { percentile, us })
+                .collect(),
+        })
+    }
+
     /// A percentile, where there were enough operations for it.
     pub fn at(&self, percentile: f64) -> Option<f64> {
         let found = self.percentiles.iter();

@@ -64,7 +64,7 @@ fn company(spans: &[Vec<Span>]) -> Option<String> {
     let others = (!others.is_empty()).then(|| Samples::new(others).median())?;
     (others > OTHERS_MAX).then(|| {
         format!(
-            "other work, and the kernel's own, kept {others:.1} processors busy meanwhile: the numbers mean less"
+            "other work, the kernel's own and the host's took the time of {others:.1} processors meanwhile: the numbers mean less"
         )
     })
 }

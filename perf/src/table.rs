@@ -102,7 +102,7 @@ pub fn outcome(outcome: &Outcome) -> String {
             "verdict   {}: {:.3} of {}: {} (medians {} in {} to {}, and {} in {} to {})",
             verdict.quantity,
             verdict.ratio,
-            outcome.sides[1].name,
+            verdict.against,
             verdict.word,
             digits(verdict.first.median),
             digits(verdict.first.low),

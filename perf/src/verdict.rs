@@ -53,6 +53,8 @@ pub struct Interval {
 /// What the comparison of two sides says.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
+    /// The second side.
+    pub against: String,
     /// Of which quantity, with its unit.
     pub quantity: String,
     /// The first side's.
@@ -88,7 +90,7 @@ pub fn interval(values: &[f64]) -> Interval {
 }
 
 /// Compares a quantity of which more is better, one value for each span. None when a side has no span.
-pub fn compare(quantity: &str, first: &[f64], second: &[f64]) -> Option<Verdict> {
+pub fn compare(against: &str, quantity: &str, first: &[f64], second: &[f64]) -> Option<Verdict> {
     if first.is_empty() || second.is_empty() {
         return None;
     }
@@ -103,6 +105,7 @@ pub fn compare(quantity: &str, first: &[f64], second: &[f64]) -> Option<Verdict>
         Word::SameWithinNoise
     };
     Some(Verdict {
+        against: against.to_owned(),
         quantity: quantity.to_owned(),
         first: one,
         second: other,
@@ -122,7 +125,7 @@ mod tests {
     }
 
     fn word(first: &[f64], second: &[f64]) -> Word {
-        compare("IOPS", first, second).map_or(Word::TooFewSpans, |verdict| verdict.word)
+        compare("fio", "IOPS", first, second).map_or(Word::TooFewSpans, |verdict| verdict.word)
     }
 
     #[test]
@@ -138,7 +141,7 @@ mod tests {
         );
         assert_eq!(word(&base, &base), Word::SameWithinNoise);
         assert_eq!(word(&[9.0, 9.0], &[1.0, 1.0]), Word::TooFewSpans);
-        assert!(compare("IOPS", &[], &base).is_none());
+        assert!(compare("fio", "IOPS", &[], &base).is_none());
     }
 
     #[test]
@@ -147,7 +150,7 @@ mod tests {
         let one = interval(&values);
         assert_eq!(one, interval(&values));
         assert!(one.low <= one.median && one.median <= one.high && one.low < one.high);
-        let verdict = compare("IOPS", &[2.0; 5], &[1.0; 5]).expect("there are spans");
+        let verdict = compare("fio", "IOPS", &[2.0; 5], &[1.0; 5]).expect("there are spans");
         assert_eq!((verdict.ratio, verdict.word), (2.0, Word::Faster));
     }
 }

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use forebay_perf::outcome::Outcome;
+use forebay_perf::peers::Peer;
 use forebay_perf::scenario::Kind;
 use serde_json::Value;
 
@@ -318,4 +319,165 @@ fn the_schema_refuses_what_is_not_as_it_says() {
     let mut less = value;
     less.as_object_mut().expect("an object").remove("seed");
     assert!(schema::check(&less).is_err());
+}
+
+/// What a comparison must have: a verdict on each peer that is here.
+fn compared(peers: &str, scenario: &str) -> Outcome {
+    let outcome = measured_by(&["compare", peers, scenario]);
+    check_forebay(&outcome);
+    assert!(outcome.sides.len() > 1);
+    for side in &outcome.sides[1..] {
+        let verdicts = outcome
+            .verdicts
+            .iter()
+            .filter(|verdict| verdict.against == side.name);
+        assert_eq!(verdicts.count(), 2, "{}: {:?}", side.name, outcome.verdicts);
+    }
+    outcome
+}
+
+/// Those of `peers` whose programs are here; says which are not.
+fn present(peers: &[Peer]) -> String {
+    let (here, missing): (Vec<Peer>, Vec<Peer>) = peers.iter().partition(|peer| peer.is_here());
+    for peer in missing {
+        println!(
+            "SKIPPED: comparison with {}: it is not installed",
+            peer.name()
+        );
+    }
+    here.iter()
+        .map(|peer| peer.name())
+        .collect::<Vec<_>>()
+        .join(",")
+}
+
+#[test]
+fn peers_of_disks_and_links() {
+    for (peer, scenario) in [
+        (Peer::Fio, "device:data=32MiB,depth=4"),
+        (
+            Peer::Fio,
+            "engine:tier=disk,data=32MiB,block=64KiB,order=sequential",
+        ),
+        (Peer::Iperf3, "transport:block=256KiB"),
+        (Peer::Ucx, "transport:block=4KiB"),
+    ] {
+        let peer = present(&[peer]);
+        if !peer.is_empty() {
+            let outcome = compared(&peer, scenario);
+            assert!(
+                outcome.sides[1].spans.iter().all(|span| span.cpu_s() > 0.0),
+                "{peer}"
+            );
+        }
+    }
+}
+
+#[test]
+fn peers_of_mounts() {
+    if !has_fuse() {
+        return;
+    }
+    let peers = present(&[Peer::Rclone, Peer::S3fs, Peer::MountS3, Peer::Local]);
+    let outcome = compared(&peers, "epoch:files=20,size=20KiB,workers=2");
+    for side in &outcome.sides {
+        assert!(
+            side.spans.iter().all(|span| span.operations == 20),
+            "{}",
+            side.name
+        );
+    }
+    // What they cached is not fetched again.
+    assert!(
+        !outcome
+            .notes
+            .iter()
+            .any(|note| note.contains("from the origin")),
+        "{:?}",
+        outcome.notes
+    );
+    let peers = present(&[Peer::Rclone, Peer::S3fs]);
+    if !peers.is_empty() {
+        let outcome = compared(&peers, "list:objects=40,directories=4,state=cold");
+        assert!(
+            outcome
+                .sides
+                .iter()
+                .all(|side| side.spans[0].operations == 5)
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_compared_is_refused() {
+    let cases = [
+        (
+            vec!["compare", "dd", "device"],
+            "no peer `dd`; there are: fio",
+        ),
+        (vec!["compare", "fio", "device:rate=10"], "not from arrival"),
+        (
+            vec!["compare", "iperf3", "transport:block=4KiB"],
+            "block=64KiB or more",
+        ),
+        (
+            vec!["compare", "s3fs", "fuse:tier=memory"],
+            "it caches on disk: tier=disk",
+        ),
+        (vec!["compare", "fio", "nothing"], "there are: device"),
+        (
+            vec!["compare", "/no/a.json", "/no/b.json"],
+            "cannot read /no/a.json",
+        ),
+    ];
+    for (arguments, wanted) in cases {
+        let output = perf(&arguments);
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{arguments:?}: {said}");
+        assert!(said.contains(wanted), "{arguments:?}: {said}");
+    }
+    // Nobody is on an empty path: said, counted, and an error when there is nobody else.
+    let output = Command::new(env!("CARGO_BIN_EXE_forebay-perf"))
+        .args(["compare", "fio", "device:on=uring"])
+        .env("PATH", "/nowhere")
+        .output()
+        .expect("the program runs");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        text(&output.stdout).contains("MISSING: fio"),
+        "{}",
+        text(&output.stdout)
+    );
+    assert!(
+        text(&output.stderr).contains("1 of 1 missing"),
+        "{}",
+        text(&output.stderr)
+    );
+}
+
+#[test]
+fn outcomes_of_two_runs_are_compared_when_they_are_of_the_same() {
+    let dir = tempfile::tempdir().expect("a directory can be made");
+    let file = |name: &str, scenario: &str| {
+        let path = dir.path().join(name);
+        measured(scenario).write(&path).expect("it can be written");
+        path.to_str().expect("its name is text").to_owned()
+    };
+    let one = file("one.json", "device:on=memory,data=16MiB");
+    let two = file("two.json", "device:on=memory,data=16MiB");
+    let other = file("other.json", "device:on=memory,data=16MiB,block=8KiB");
+    let output = perf(&["compare", &one, &two]);
+    let said = text(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("verdict"),
+        "{said}"
+    );
+    assert!(said.contains("measured in two runs"), "{said}");
+    let refused = perf(&["compare", &one, &other]);
+    assert_eq!(refused.status.code(), Some(1));
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("not comparable: block=4KiB is not block=8KiB"),
+        "{said}"
+    );
 }

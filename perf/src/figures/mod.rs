@@ -4,6 +4,7 @@
 //! target says `short`; neither the target nor the load is changed for that.
 
 mod amplification;
+mod compared;
 mod device_4k;
 mod device_seq;
 mod fuse_disk;
@@ -78,11 +79,31 @@ pub enum Figure {
     Spread,
     /// Reads of what other members have, against reads of what is here.
     RemoteShare,
+    /// Hits in memory by one core, against a loop that reads and checks the same pages.
+    Engine4k,
+    /// Reads through the mount in order, against what FUSE allows and against fio.
+    FuseSeq,
+    /// Small reads at random through the mount, against other mounts.
+    FuseRand,
+    /// Small files one after the other, against other mounts and local files.
+    SmallFiles,
+    /// A second epoch over small files, against other mounts.
+    Epoch,
+    /// What nobody has read, against plain GETs and other mounts.
+    ColdStream,
+    /// Names and attributes of a large tree, against other mounts.
+    Ls100k,
+    /// A large file mapped by several processes, against other mounts.
+    Safetensors,
+    /// What checking pages costs.
+    VerifyCost,
+    /// Two cores against one.
+    CoreScaling,
 }
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 23] = [
+    pub const ALL: [Figure; 33] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -106,6 +127,16 @@ impl Figure {
         Figure::Join,
         Figure::Spread,
         Figure::RemoteShare,
+        Figure::Engine4k,
+        Figure::FuseSeq,
+        Figure::FuseRand,
+        Figure::SmallFiles,
+        Figure::Epoch,
+        Figure::ColdStream,
+        Figure::Ls100k,
+        Figure::Safetensors,
+        Figure::VerifyCost,
+        Figure::CoreScaling,
     ];
 
     /// The name on the command line and in the table.
@@ -134,6 +165,16 @@ impl Figure {
             Figure::Join => "join",
             Figure::Spread => "spread",
             Figure::RemoteShare => "remote-share",
+            Figure::Engine4k => "engine-4k",
+            Figure::FuseSeq => "fuse-seq",
+            Figure::FuseRand => "fuse-rand",
+            Figure::SmallFiles => "small-files",
+            Figure::Epoch => "epoch",
+            Figure::ColdStream => "cold-stream",
+            Figure::Ls100k => "ls-100k",
+            Figure::Safetensors => "safetensors",
+            Figure::VerifyCost => "verify-cost",
+            Figure::CoreScaling => "core-scaling",
         }
     }
 
@@ -180,6 +221,16 @@ impl Figure {
             Figure::Join => join::measure(run),
             Figure::Spread => spread::measure(run),
             Figure::RemoteShare => remote_share::measure(run),
+            Figure::Engine4k => compared::engine_4k(run),
+            Figure::FuseSeq => compared::fuse_seq(run),
+            Figure::FuseRand => compared::fuse_rand(run),
+            Figure::SmallFiles => compared::small_files(run),
+            Figure::Epoch => compared::epoch(run),
+            Figure::ColdStream => compared::cold_stream(run),
+            Figure::Ls100k => compared::ls_100k(run),
+            Figure::Safetensors => compared::safetensors(run),
+            Figure::VerifyCost => compared::verify_cost(run),
+            Figure::CoreScaling => compared::core_scaling(run),
         }
     }
 

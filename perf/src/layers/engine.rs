@@ -37,6 +37,7 @@ use crate::load::Rng;
 use crate::outcome::Span;
 use crate::pace::{self, Load, Order, Slots};
 use crate::plan::Plan;
+use crate::raw;
 use crate::scenario::Scenario;
 use crate::side::{Side, Turn, watched};
 
@@ -340,6 +341,23 @@ pub struct EngineSide {
     plan: Plan,
     state: Option<State>,
     name: String,
+    /// Reads of all spans, and how often the core's thread asked for memory meanwhile.
+    allocated: Arc<Allocated>,
+}
+
+/// What a core's thread, turned by the one that asks, did in all spans.
+#[derive(Debug, Default)]
+pub struct Allocated {
+    reads: AtomicU64,
+    allocations: AtomicU64,
+}
+
+impl Allocated {
+    /// Allocations for each read; none before there were reads.
+    pub fn per_read(&self) -> Option<f64> {
+        let reads = self.reads.load(Relaxed);
+        (reads > 0).then(|| self.allocations.load(Relaxed) as f64 / reads as f64)
+    }
 }
 
 impl EngineSide {
@@ -350,7 +368,13 @@ impl EngineSide {
             plan: plan.clone(),
             state: None,
             name: "Forebay".to_owned(),
+            allocated: Arc::default(),
         }
+    }
+
+    /// Where its allocations are counted.
+    pub fn allocated(&self) -> Arc<Allocated> {
+        self.allocated.clone()
     }
 
     /// By another name, where two sides are Forebay.
@@ -431,7 +455,15 @@ impl Side for EngineSide {
         match &mut self.state {
             Some(State::Memory(reads)) => {
                 let before = reads.asked.load(Relaxed);
-                let span = watched(&here, &load, block, || pace::slots(&mut **reads, &load))?;
+                let allocated = &self.allocated;
+                let span = watched(&here, &load, block, || {
+                    let before = raw::allocations();
+                    let paced = pace::slots(&mut **reads, &load)?;
+                    let asked = raw::allocations() - before;
+                    allocated.allocations.fetch_add(asked, Relaxed);
+                    allocated.reads.fetch_add(paced.operations, Relaxed);
+                    Ok(paced)
+                })?;
                 let missed = reads.asked.load(Relaxed) - before;
                 ensure!(
                     missed == 0,
@@ -449,6 +481,19 @@ impl Side for EngineSide {
     fn clean(&mut self) -> Result<()> {
         self.state = None;
         Ok(())
+    }
+
+    fn notes(&self) -> Vec<String> {
+        // With threads of their own, cores allocate where nobody counts.
+        let counted = self.allocated.per_read();
+        let counted = counted.filter(|_| self.scenario.count("cores") == 0);
+        let words = |each| {
+            format!(
+                "{}: {each:.6} allocations for each read, the load's own with them",
+                self.name
+            )
+        };
+        counted.map(words).into_iter().collect()
     }
 
     fn processors(&self) -> (&'static str, f64) {

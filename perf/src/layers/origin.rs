@@ -162,6 +162,7 @@ impl Slots for Gets {
 pub struct OriginSide {
     scenario: Scenario,
     state: Option<Gets>,
+    name: &'static str,
 }
 
 impl OriginSide {
@@ -170,13 +171,19 @@ impl OriginSide {
         OriginSide {
             scenario: scenario.clone(),
             state: None,
+            name: "Forebay",
         }
+    }
+
+    /// By another name, where it is a yardstick.
+    pub fn named(self, name: &'static str) -> OriginSide {
+        OriginSide { name, ..self }
     }
 }
 
 impl Side for OriginSide {
     fn name(&self) -> &str {
-        "Forebay"
+        self.name
     }
 
     fn version(&self) -> String {

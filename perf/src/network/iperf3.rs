@@ -60,17 +60,22 @@ pub fn run(len_bytes: usize, span: Duration) -> Result<Measured> {
             .stdin(Stdio::null())
             .output()
             .context("cannot run iperf3")?;
-        // Until its server listens.
-        if !output.status.success() {
+        let report: Value =
+            serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
+        // Until its server listens. With -J it may end well all the same.
+        if !output.status.success() || refused(&report) {
             thread::sleep(Duration::from_millis(100));
             continue;
         }
-        let report = serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
         let measured = measured(&report, len_bytes).context("iperf3's JSON is not as expected")?;
         ensure!(measured.bytes > 0, "iperf3 moved nothing");
         return Ok(measured);
     }
     bail!("iperf3 finds its own server at port {port} not within 5 s")
+}
+
+fn refused(report: &Value) -> bool {
+    report.get("error").is_some()
 }
 
 fn measured(report: &Value, len_bytes: usize) -> Option<Measured> {
@@ -91,6 +96,26 @@ fn measured(report: &Value, len_bytes: usize) -> Option<Measured> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_what_iperf3_3_12_printed() {
+        let report = serde_json::from_str(include_str!("../peers/captured/iperf3.json"));
+        let report: Value = report.expect("it is JSON");
+        let done = measured(&report, 1 << 20).expect("all is there");
+        assert_eq!((done.ios, done.bytes), (1_328, 1_393_160_949));
+        assert_eq!(done.elapsed.as_millis(), 1_006);
+        assert!((400..430).contains(&done.cpu.as_millis()), "{:?}", done.cpu);
+    }
+
+    /// Printed with the exit status 0.
+    #[test]
+    fn a_server_that_does_not_listen_yet_is_seen() {
+        let text = r#"{"start": {"connected": []}, "intervals": [], "end": {},
+            "error": "unable to connect to server: Connection refused"}"#;
+        let report: Value = serde_json::from_str(text).expect("it is JSON");
+        assert!(refused(&report) && measured(&report, 1).is_none());
+        assert!(!refused(&serde_json::json!({"end": {}})));
+    }
 
     #[test]
     fn reads_what_iperf3_prints() {

@@ -117,6 +117,10 @@ mod tests {
 
     #[test]
     fn reads_what_it_prints() {
+        assert_eq!(
+            rate(include_str!("../peers/captured/ucx.txt")),
+            Some(4990.0)
+        );
         let text = "+----+\n|   Test  | x |\n      300000      1.384    24.088    25.834      162.16     151.20       41514       38708\n";
         assert_eq!(rate(text), Some(38708.0));
         assert_eq!(rate("nothing"), None);

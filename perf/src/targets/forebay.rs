@@ -43,6 +43,14 @@ impl ForebayMount {
         self
     }
 
+    /// The daemon's process.
+    ///
+    /// # Errors
+    /// When it was not started.
+    pub fn pid(&self) -> Result<u32> {
+        Ok(self.bench()?.pid())
+    }
+
     fn bench(&self) -> Result<&Bench> {
         self.bench.as_ref().context("forebay was not mounted")
     }

@@ -1,0 +1,465 @@
+//! Figures that are scenarios: Forebay's side against peers', or against itself with another setting.
+
+use anyhow::{Context, Result, ensure};
+
+use crate::ceilings::checksum::PageCheck;
+use crate::counters::{Watch, Watched};
+use crate::layers::engine::EngineSide;
+use crate::layers::origin::OriginSide;
+use crate::outcome::{Outcome, SideOutcome, Span, Spread, Summary};
+use crate::patterns::{Target, Work};
+use crate::peers::Peer;
+use crate::plan::Plan;
+use crate::process;
+use crate::run::Run;
+use crate::samples::{Part, Samples, Target as Bound};
+use crate::scenario::Scenario;
+use crate::session;
+use crate::side::{Side, Turn};
+use crate::sides;
+use crate::table;
+use crate::targets::forebay::ForebayMount;
+
+const MIB: f64 = (1u64 << 20) as f64;
+
+fn plan(run: &Run, ceilings: bool) -> Plan {
+    Plan {
+        run: run.clone(),
+        repeats: run.repetitions(),
+        span: run.span(),
+        warm_up: run.span() / 3,
+        seed: 1,
+        ceilings,
+    }
+}
+
+fn measure(scenario: &Scenario, all: Vec<Box<dyn Side>>, plan: &Plan) -> Result<Outcome> {
+    println!("  {scenario}");
+    let outcome = session::run(scenario, all, plan)?;
+    for note in &outcome.notes {
+        println!("  note: {note}");
+    }
+    Ok(outcome)
+}
+
+/// Forebay and these peers, those that are here.
+fn against(scenario: &Scenario, peers: &[Peer], plan: &Plan) -> Result<Outcome> {
+    let mut all = vec![sides::forebay(scenario, plan)?];
+    for peer in peers {
+        match peer.is_here() {
+            true => all.push(peer.side(scenario, plan)?),
+            false => println!(
+                "  MISSING: {} is not on the path: not compared with it",
+                peer.name()
+            ),
+        }
+    }
+    ensure!(
+        all.len() > 1,
+        "this figure compares with {}, and none of them is here: install one (apt-get install s3fs rclone fio)",
+        peers
+            .iter()
+            .map(|peer| peer.name())
+            .collect::<Vec<_>>()
+            .join(", ")
+    );
+    measure(scenario, all, plan)
+}
+
+fn spread(side: &SideOutcome, of: fn(&Summary) -> Option<Spread>) -> Result<Spread> {
+    of(&side.summary).with_context(|| format!("{}: not measured in each span", side.name))
+}
+
+/// A quantity, how it is shown, and whether more of it is better.
+struct Quantity {
+    of: fn(&Summary) -> Option<Spread>,
+    shown: fn(f64) -> String,
+    more: bool,
+}
+
+const OPERATIONS: Quantity = Quantity {
+    of: |summary| summary.operations_per_s,
+    shown: |value| format!("{value:.0} /s"),
+    more: true,
+};
+const BYTES: Quantity = Quantity {
+    of: |summary| summary.bytes_per_s,
+    shown: table::rate,
+    more: true,
+};
+const ELAPSED: Quantity = Quantity {
+    of: |summary| summary.elapsed_s,
+    shown: |value| format!("{value:.3} s"),
+    more: false,
+};
+const P50: Quantity = Quantity {
+    of: |summary| summary.latency_us.get("p50").copied(),
+    shown: |value| format!("{value:.1} us"),
+    more: false,
+};
+const P99: Quantity = Quantity {
+    of: |summary| summary.latency_us.get("p99").copied(),
+    shown: |value| format!("{value:.1} us"),
+    more: false,
+};
+const CPU: Quantity = Quantity {
+    of: |summary| summary.cpu_us_per_operation,
+    shown: |value| format!("{value:.2} us each"),
+    more: false,
+};
+const FIRST_BYTE: Quantity = Quantity {
+    of: |summary| summary.first_byte_us,
+    shown: |value| format!("{value:.0} us"),
+    more: false,
+};
+
+/// Forebay's median over that of the best of the others.
+fn best(name: &'static str, target: Bound, outcome: &Outcome, quantity: &Quantity) -> Result<Part> {
+    let words = |side: &SideOutcome, spread: Spread| {
+        let shown = quantity.shown;
+        format!(
+            "{} {} ({} to {})",
+            side.name,
+            shown(spread.median),
+            shown(spread.min),
+            shown(spread.max)
+        )
+    };
+    let ours = spread(&outcome.sides[0], quantity.of)?;
+    let mut detail = vec![words(&outcome.sides[0], ours)];
+    let mut other: Option<f64> = None;
+    for side in &outcome.sides[1..] {
+        let theirs = spread(side, quantity.of)?;
+        detail.push(words(side, theirs));
+        other = Some(match (other, quantity.more) {
+            (None, _) => theirs.median,
+            (Some(before), true) => before.max(theirs.median),
+            (Some(before), false) => before.min(theirs.median),
+        });
+    }
+    let other = other.context("nobody to compare with")?;
+    Ok(Part {
+        name,
+        measured: ours.median / other,
+        target,
+        detail: detail.join(", "),
+    })
+}
+
+/// What is gained over the best of the others: their time over ours.
+fn gain(name: &'static str, target: Bound, outcome: &Outcome, quantity: &Quantity) -> Result<Part> {
+    let part = best(name, Bound::None, outcome, quantity)?;
+    Ok(Part {
+        measured: 1.0 / part.measured,
+        target,
+        ..part
+    })
+}
+
+/// Either target is enough: so many times the best peer, or such a share of the disk. At least 1.
+fn peer_or_disk(name: &'static str, times: f64, share: f64, outcome: &Outcome) -> Result<Part> {
+    let peers = best(name, Bound::None, outcome, &BYTES)?;
+    let disk = outcome.ceilings.iter().find(|limit| limit.name == "device");
+    let disk = disk.map_or(0.0, |limit| limit.share);
+    Ok(Part {
+        measured: (peers.measured / times).max(disk / share),
+        target: Bound::AtLeast(1.0),
+        detail: format!(
+            "{:.2} of the best peer's ({times} wanted) or {disk:.2} of the disk ({share} wanted), the nearer one; {}",
+            peers.measured, peers.detail
+        ),
+        ..peers
+    })
+}
+
+/// A loop that reads and checks pages, as a side.
+struct Bare {
+    check: Option<PageCheck>,
+    data_bytes: usize,
+    block_bytes: usize,
+}
+
+impl Side for Bare {
+    fn name(&self) -> &str {
+        "bare loop"
+    }
+
+    fn version(&self) -> String {
+        "reads and checks the same pages".to_owned()
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        self.check = Some(PageCheck::new(self.data_bytes, self.block_bytes, false));
+        Ok(())
+    }
+
+    fn warm(&mut self, turn: &Turn) -> Result<()> {
+        self.span(turn).map(drop)
+    }
+
+    fn span(&mut self, turn: &Turn) -> Result<Span> {
+        let check = self.check.as_mut().context("it was not prepared")?;
+        let watch = Watch::start(&[Watched::Own("loop".to_owned())])?;
+        let start = std::time::Instant::now();
+        let per_s = check.run(turn.seed, turn.span)?;
+        let elapsed_s = start.elapsed().as_secs_f64();
+        let (costs, busy) = watch.stop()?;
+        let operations = (per_s * elapsed_s) as u64;
+        Ok(Span {
+            operations,
+            bytes: operations * self.block_bytes as u64,
+            elapsed_s,
+            offered_per_s: None,
+            unfinished: 0,
+            first_byte_us: None,
+            latency: None,
+            costs,
+            machine_busy_s: busy.as_secs_f64(),
+        })
+    }
+
+    fn clean(&mut self) -> Result<()> {
+        self.check = None;
+        Ok(())
+    }
+}
+
+/// `engine-4k`: hits in memory by one core against a loop that reads and checks the same pages.
+pub(super) fn engine_4k(run: &Run) -> Result<Vec<Part>> {
+    let text = "engine:tier=memory,block=4KiB,depth=32,order=random,data=256MiB,answer=dropped";
+    let scenario: Scenario = text.parse()?;
+    let plan = plan(run, false);
+    let bare = Box::new(Bare {
+        check: None,
+        data_bytes: scenario.size("data") as usize,
+        block_bytes: scenario.size("block") as usize,
+    });
+    let engine = EngineSide::new(&scenario, &plan);
+    let allocated = engine.allocated();
+    let sides: Vec<Box<dyn Side>> = vec![Box::new(engine), bare];
+    let outcome = measure(&scenario, sides, &plan)?;
+    let allocations = Part {
+        name: "allocations-per-read",
+        measured: allocated.per_read().context("no read was counted")?,
+        // The load takes a few itself in each span.
+        target: Bound::Below(0.001),
+        detail:
+            "of the core's thread in all spans, the load's own with them; locks are not counted"
+                .to_owned(),
+    };
+    let reads = best("reads", Bound::AtLeast(0.6), &outcome, &OPERATIONS)?;
+    Ok(vec![reads, allocations])
+}
+
+/// `fuse-rand`: 4 KiB at random of what is on disk, by one thread and by eight.
+pub(super) fn fuse_rand(run: &Run) -> Result<Vec<Part>> {
+    let data = run.amount(2 << 30) >> 20;
+    let of = |depth: usize| -> Result<Outcome> {
+        let memory = data / 4;
+        let text = format!(
+            "fuse:tier=disk,reader=direct,block=4KiB,order=random,depth={depth},data={data}MiB,memory={memory}MiB"
+        );
+        against(&text.parse()?, &Peer::MOUNTS, &plan(run, false))
+    };
+    let (one, eight) = (of(1)?, of(8)?);
+    Ok(vec![
+        best("p50", Bound::AtMost(1.0), &one, &P50)?,
+        best("p99", Bound::AtMost(1.0), &one, &P99)?,
+        best("iops-8-threads", Bound::AtLeast(1.5), &eight, &OPERATIONS)?,
+        best("cpu-per-read", Bound::AtMost(0.6), &eight, &CPU)?,
+    ])
+}
+
+/// `fuse-seq`: 1 MiB in order, from memory against what FUSE allows, from disk against fio.
+pub(super) fn fuse_seq(run: &Run) -> Result<Vec<Part>> {
+    let plan = plan(run, true);
+    let data = run.amount(2 << 30) >> 20;
+    let memory: Scenario = format!("fuse:tier=memory,data={}MiB", data / 4).parse()?;
+    let memory = measure(&memory, vec![sides::forebay(&memory, &plan)?], &plan)?;
+    let null = memory
+        .ceilings
+        .iter()
+        .find(|limit| limit.name.starts_with("FUSE"));
+    let null = null.context("the null server was not measured")?;
+    let ours = spread(&memory.sides[0], BYTES.of)?;
+    let memory = Part {
+        name: "memory-of-null-server",
+        measured: null.share,
+        target: Bound::AtLeast(0.9),
+        detail: format!(
+            "Forebay {} ({} to {}), null server {} ({} to {})",
+            table::rate(ours.median),
+            table::rate(ours.min),
+            table::rate(ours.max),
+            table::rate(null.value.median),
+            table::rate(null.value.min),
+            table::rate(null.value.max)
+        ),
+    };
+    let text = format!("fuse:tier=disk,data={data}MiB,memory={}MiB", data / 4);
+    let scenario: Scenario = text.parse()?;
+    // What the disk gives: the strongest reader, eight blocks under way.
+    let disk: Scenario =
+        format!("device:block=1MiB,depth=8,order=sequential,data={data}MiB").parse()?;
+    ensure!(
+        Peer::Fio.is_here(),
+        "this figure compares with fio: apt-get install fio"
+    );
+    let sides = vec![
+        sides::forebay(&scenario, &plan)?,
+        Peer::Fio.side(&disk, &plan)?,
+    ];
+    let outcome = measure(&scenario, sides, &plan)?;
+    Ok(vec![
+        memory,
+        best("disk-of-fio", Bound::AtLeast(0.97), &outcome, &BYTES)?,
+    ])
+}
+
+/// `small-files`: small files one after the other, from disk.
+pub(super) fn small_files(run: &Run) -> Result<Vec<Part>> {
+    let files = run.amount(2_000);
+    let scenario: Scenario = format!("epoch:files={files},size=100KiB,workers=1").parse()?;
+    let plan = plan(run, false);
+    let peers = against(&scenario, &Peer::MOUNTS, &plan)?;
+    let local = against(&scenario, &[Peer::Local], &plan)?;
+    Ok(vec![
+        gain("best-mount", Bound::AtLeast(2.0), &peers, &ELAPSED)?,
+        gain("local-files", Bound::AtLeast(0.5), &local, &ELAPSED)?,
+    ])
+}
+
+/// `epoch`: a second epoch over many small files by eight workers.
+pub(super) fn epoch(run: &Run) -> Result<Vec<Part>> {
+    let files = run.amount(20_000);
+    let text = format!("epoch:files={files},size=100KB,workers=8");
+    let outcome = against(&text.parse()?, &Peer::MOUNTS, &plan(run, true))?;
+    Ok(vec![peer_or_disk("files", 2.0, 0.9, &outcome)?])
+}
+
+/// `cold-stream`: what nobody has read: one large file against plain GETs, small ones against the fastest mount.
+pub(super) fn cold_stream(run: &Run) -> Result<Vec<Part>> {
+    let plan = plan(run, false);
+    let size = run.amount(1 << 30) >> 20;
+    let text = format!("stream:files=1,size={size}MiB,workers=1,tier=memory,state=cold");
+    let large: Scenario = text.parse()?;
+    let gets: Scenario =
+        format!("origin:block=8MiB,depth=4,order=sequential,data={size}MiB").parse()?;
+    let sides: Vec<Box<dyn Side>> = vec![
+        sides::forebay(&large, &plan)?,
+        Box::new(OriginSide::new(&gets, &plan).named("plain GETs")),
+    ];
+    let large = measure(&large, sides, &plan)?;
+    let files = run.amount(2_000);
+    let text = format!("epoch:files={files},size=100KiB,workers=8,state=cold");
+    let small = against(&text.parse()?, &Peer::MOUNTS, &plan)?;
+    Ok(vec![
+        best("large-of-plain-gets", Bound::AtLeast(0.95), &large, &BYTES)?,
+        gain("small-of-best-mount", Bound::AtLeast(1.0), &small, &ELAPSED)?,
+    ])
+}
+
+/// `ls-100k`: names and attributes of a large tree, cold and warm, and what the daemon grows by.
+pub(super) fn ls_100k(run: &Run) -> Result<Vec<Part>> {
+    let objects = run.amount(100_000);
+    let of = |state: &str| -> Result<Outcome> {
+        let text = format!(
+            "list:objects={objects},directories={},state={state}",
+            objects / 100
+        );
+        against(&text.parse()?, &Peer::MOUNTS, &plan(run, false))
+    };
+    Ok(vec![
+        gain("cold", Bound::AtLeast(1.0), &of("cold")?, &ELAPSED)?,
+        gain("warm", Bound::None, &of("warm")?, &ELAPSED)?,
+        growth(run, objects)?,
+    ])
+}
+
+/// MiB that a daemon grows by while a tree is listed.
+fn growth(run: &Run, objects: u64) -> Result<Part> {
+    let text = format!(
+        "list:objects={objects},directories={},state=cold",
+        objects / 100
+    );
+    let scenario: Scenario = text.parse()?;
+    let (work, plan) = (Work::new(&scenario), plan(run, false));
+    let mut grown = Vec::new();
+    for _ in 0..run.repetitions() {
+        let mut mount = ForebayMount::new(&scenario, &plan);
+        mount.start(&work.objects(0), work.data_bytes())?;
+        let pid = mount.pid()?;
+        let before = process::resident_bytes(pid)?;
+        let turn = Turn {
+            number: 0,
+            span: plan.span,
+            seed: 1,
+        };
+        let root = mount.root()?.to_owned();
+        let most = process::resident_bytes_max(pid, || work.run(&root, &turn).map(drop))?;
+        mount.end()?;
+        grown.push(most.saturating_sub(before) as f64 / MIB);
+    }
+    let grown = Samples::new(grown);
+    Ok(Part {
+        name: "grows-by-MiB",
+        measured: grown.median(),
+        target: Bound::AtMost(64.0),
+        detail: format!(
+            "{:.1} to {:.1} MiB for {objects} objects, looked at every 50 ms",
+            grown.min(),
+            grown.max()
+        ),
+    })
+}
+
+/// `safetensors`: a large file mapped by four processes, and what its first byte takes.
+pub(super) fn safetensors(run: &Run) -> Result<Vec<Part>> {
+    let size = run.amount(1 << 30) >> 20;
+    let text = format!("safetensors:size={size}MiB,tensors=256,processes=4");
+    let outcome = against(&text.parse()?, &Peer::MOUNTS, &plan(run, true))?;
+    Ok(vec![
+        peer_or_disk("bytes", 1.5, 0.95, &outcome)?,
+        gain("first-byte", Bound::AtLeast(1.0), &outcome, &FIRST_BYTE)?,
+    ])
+}
+
+/// `verify-cost`: what checking pages costs the processor, at 64 KiB and 1 MiB.
+pub(super) fn verify_cost(run: &Run) -> Result<Vec<Part>> {
+    let data = run.amount(2 << 30) >> 20;
+    let mut parts = Vec::new();
+    for (name, block, depth) in [("64KiB", "64KiB", 16), ("1MiB", "1MiB", 8)] {
+        let text =
+            format!("engine:tier=disk,block={block},depth={depth},order=random,data={data}MiB");
+        let on: Scenario = text.parse()?;
+        let off = on.with("verify", "off")?;
+        let plan = plan(run, false);
+        let sides: Vec<Box<dyn Side>> = vec![
+            Box::new(EngineSide::new(&on, &plan).named("checked")),
+            Box::new(EngineSide::new(&off, &plan).named("unchecked")),
+        ];
+        let outcome = measure(&on, sides, &plan)?;
+        parts.push(best(name, Bound::AtMost(1.05), &outcome, &CPU)?);
+    }
+    Ok(parts)
+}
+
+/// `core-scaling`: two cores against one, asked by a thread of its own.
+pub(super) fn core_scaling(run: &Run) -> Result<Vec<Part>> {
+    let one: Scenario = "engine:cores=1,depth=64,data=256MiB,answer=dropped".parse()?;
+    let two = one.with("cores", "2")?;
+    let plan = plan(run, false);
+    let sides: Vec<Box<dyn Side>> = vec![
+        Box::new(EngineSide::new(&two, &plan).named("two cores")),
+        Box::new(EngineSide::new(&one, &plan).named("one core")),
+    ];
+    let outcome = measure(&two, sides, &plan)?;
+    let mut part = best("reads", Bound::AtLeast(1.8), &outcome, &OPERATIONS)?;
+    let free = outcome.machine.processors;
+    if free < 3 {
+        part.detail += &format!(
+            "; {free} processors for two cores and who asks them: none is free for the second core"
+        );
+    }
+    Ok(vec![part])
+}
