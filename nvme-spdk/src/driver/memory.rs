@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use forebay_engine::arena::Mapping;
+use rustix::mm::Advice;
 
 use crate::ffi;
 
@@ -23,6 +24,12 @@ impl Registration {
         let start = mapping.as_ptr();
         // SPDK takes nothing but whole huge pages.
         let len_bytes = mapping.whole_bytes();
+        // Where the IOMMU is too narrow for virtual addresses SPDK names pages to it by where they are, and looks at them by reading: pages
+        // that were never written are all the kernel's one page of zeros, and would become one page to the device, too.
+        // SAFETY: the range is mapped, and this changes no byte of it.
+        let populated =
+            unsafe { rustix::mm::madvise(start.cast(), len_bytes, Advice::LinuxPopulateWrite) };
+        populated.map_err(|errno| -errno.raw_os_error())?;
         // SAFETY: the range is mapped, and stays so as long as `mapping` lives, which is longer than the registration.
         match unsafe { ffi::spdk_mem_register(start.cast(), len_bytes) } {
             0 => Ok(Self {
