@@ -136,7 +136,7 @@ fn arguments(job: &Job<'_>) -> Vec<String> {
         "--thread".to_owned(),
         "--norandommap".to_owned(),
         "--randrepeat=0".to_owned(),
-        format!("--randseed={}", job.seed + 1),
+        format!("--randseed={}", job.seed.wrapping_add(1)),
         "--output-format=json".to_owned(),
         "--percentile_list=50:75:90:95:99:99.9:99.99".to_owned(),
     ];

@@ -143,6 +143,16 @@ enum Cmd {
     },
 }
 
+impl Cmd {
+    /// Whether a signal asks it to clean up: all that may leave something. Children are ended by whoever started them.
+    fn watches(&self) -> bool {
+        !matches!(
+            self,
+            Cmd::List | Cmd::Peer { .. } | Cmd::ReadTensors { .. } | Cmd::NullServer { .. }
+        )
+    }
+}
+
 /// How much of a scenario is measured.
 #[derive(clap::Args)]
 struct MeasureArgs {
@@ -193,11 +203,7 @@ fn main() -> ExitCode {
 
 /// Whether everything was measured.
 fn run(args: &Args) -> Result<bool> {
-    // The hidden ones are ended by whoever started them.
-    if matches!(
-        args.command,
-        Cmd::Figure { .. } | Cmd::Figures | Cmd::Run { .. }
-    ) {
+    if args.command.watches() {
         interrupt::watch().context("cannot watch for signals")?;
     }
     match &args.command {
@@ -343,8 +349,12 @@ fn compare(peers: &str, scenario: &str, plan: &Plan, measure: &MeasureArgs) -> R
     let scenario: Scenario = scenario.parse()?;
     let mut all = vec![sides::forebay(&scenario, plan)?];
     let mut missing = Vec::new();
-    for name in peers.split(',') {
+    for (place, name) in peers.split(',').enumerate() {
         let peer = Peer::by_name(name)?;
+        ensure!(
+            !peers.split(',').take(place).any(|before| before == name),
+            "{name} is named twice: its verdicts could not be told apart"
+        );
         let side = peer.side(&scenario, plan)?;
         match peer.is_here() {
             true => all.push(side),
@@ -415,4 +425,29 @@ fn beside_this_program() -> Result<PathBuf> {
     let own = std::env::current_exe()?;
     let dir = own.parent().context("this program lies in no directory")?;
     Ok(dir.join("figures"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_may_leave_something_watches_for_signals() {
+        for (words, watches) in [
+            ("run device", true),
+            ("compare local epoch", true),
+            ("figure engine-4k", true),
+            ("figures", true),
+            ("fetch 4096 1 1", true),
+            ("read-or-write", true),
+            ("list", false),
+            ("peer --listen 127.0.0.1 --poll auto", false),
+            ("read-tensors file 1 1", false),
+            ("null-server point 1", false),
+        ] {
+            let words = std::iter::once("forebay-perf").chain(words.split(' '));
+            let args = Args::try_parse_from(words).expect("it is a command line");
+            assert_eq!(args.command.watches(), watches);
+        }
+    }
 }

@@ -126,7 +126,8 @@ pub struct Spread {
 }
 
 impl Spread {
-    fn of(values: Vec<f64>) -> Option<Spread> {
+    /// Of values, one for each span; none when one of them is no number.
+    pub fn of(values: Vec<f64>) -> Option<Spread> {
         let usable = !values.is_empty() && values.iter().all(|value| value.is_finite());
         usable.then(|| {
             let samples = Samples::new(values);
@@ -318,13 +319,26 @@ impl Outcome {
     }
 }
 
-/// More is better in each: throughput, and work for each second of processor time.
+/// More is better in each. In a closed loop: throughput, and work for each second of processor time. In an open one, where arrivals
+/// set the first and who waits for them spins in the second: how short latencies are.
 fn verdicts(first: &SideOutcome, second: &SideOutcome) -> Vec<Verdict> {
     let mut said = Vec::new();
     let mut compare = |quantity: &str, of: &dyn Fn(&Span) -> f64| {
         let (one, other) = (first.of(of), second.of(of));
         said.extend(verdict::compare(&second.name, quantity, &one, &other));
     };
+    let both = || first.spans.iter().chain(&second.spans);
+    if both().any(|span| span.offered_per_s.is_some()) {
+        for percentile in [50.0, 99.0] {
+            let at = |span: &Span| span.latency.as_ref()?.at(percentile);
+            // Of each span on both sides, or of none.
+            if both().all(|span| at(span).is_some()) {
+                let quantity = format!("shortness of p{percentile} (1/s)");
+                compare(&quantity, &|span| at(span).map_or(f64::NAN, |us| 1e6 / us));
+            }
+        }
+        return said;
+    }
     compare("operations/s", &Span::operations_per_s);
     compare(
         "operations for each second of processor time",
@@ -352,6 +366,13 @@ pub fn side_by_side(first: &Outcome, second: &Outcome) -> Result<Outcome> {
     }
     if one.disk.device != other.disk.device {
         differ.push("the disks are not the same".to_owned());
+    }
+    // Where there is no device (overlayfs, nfs, ...) it is all that tells disks apart.
+    if one.disk.file_system != other.disk.file_system {
+        differ.push(format!(
+            "files on {} are not on {}",
+            one.disk.file_system, other.disk.file_system
+        ));
     }
     if first.seed != second.seed {
         differ.push(format!("seed {} is not {}", first.seed, second.seed));
@@ -418,7 +439,7 @@ mod tests {
         }
     }
 
-    fn outcome(scenario: &str, operations: [u64; 3]) -> Outcome {
+    fn outcome<const N: usize>(scenario: &str, operations: [u64; N]) -> Outcome {
         let spans = operations.map(span).to_vec();
         let one = |name: &str, share| CeilingOutcome {
             name: name.to_owned(),
@@ -486,8 +507,8 @@ mod tests {
 
     #[test]
     fn outcomes_of_other_settings_are_not_compared() -> Result<()> {
-        let slow = outcome("device", [100, 101, 102]);
-        let fast = outcome("device", [200, 201, 202]);
+        let slow = outcome("device", [100, 101, 102, 103]);
+        let fast = outcome("device", [200, 201, 202, 203]);
         let both = side_by_side(&fast, &slow)?;
         assert_eq!(both.verdicts[0].word, verdict::Word::Faster);
         assert_eq!(both.sides[1].name, "Forebay (2)");
@@ -506,6 +527,36 @@ mod tests {
             refused.to_string().matches(" is not ").count() == 2,
             "{refused}"
         );
+        let mut elsewhere = slow.clone();
+        elsewhere.machine.disk.file_system = "nfs".to_owned();
+        let refused = side_by_side(&slow, &elsewhere).expect_err("another file system");
+        assert!(refused.to_string().contains("are not on nfs"), "{refused}");
+        let less = outcome("fuse:tier=disk,memory=64MiB", [1; 4]);
+        let more = outcome("fuse:tier=disk,memory=256MiB", [1; 4]);
+        let refused = side_by_side(&less, &more).expect_err("more memory");
+        assert!(refused.to_string().contains("memory=64MiB"), "{refused}");
+        Ok(())
+    }
+
+    #[test]
+    fn in_an_open_loop_latencies_are_compared() -> Result<()> {
+        let at_a_rate = |longer: f64| {
+            let mut outcome = outcome("device:rate=100", [100; 4]);
+            for span in &mut outcome.sides[0].spans {
+                span.offered_per_s = Some(100);
+                let latency = span.latency.as_mut().expect("it has latencies");
+                latency
+                    .percentiles
+                    .iter_mut()
+                    .for_each(|one| one.us *= longer);
+            }
+            outcome
+        };
+        let both = side_by_side(&at_a_rate(1.0), &at_a_rate(2.0))?;
+        let said = both.verdicts.iter();
+        let said: Vec<_> = said.map(|one| (one.quantity.as_str(), one.word)).collect();
+        let wanted = ["shortness of p50 (1/s)", "shortness of p99 (1/s)"];
+        assert_eq!(said, wanted.map(|name| (name, verdict::Word::Faster)));
         Ok(())
     }
 }

@@ -179,7 +179,7 @@ pub trait Slots {
 pub fn slots(work: &mut impl Slots, load: &Load) -> Result<Paced> {
     match load.rate {
         None => closed_slots(work, load),
-        Some(rate) => open_slots(work, load, rate),
+        Some(rate) => open_slots(work, load, rate, (DRAIN_MAX, BACKLOG_MAX)),
     }
 }
 
@@ -247,7 +247,13 @@ fn closed_slots(work: &mut impl Slots, load: &Load) -> Result<Paced> {
     Ok(paced)
 }
 
-fn open_slots(work: &mut impl Slots, load: &Load, rate: u64) -> Result<Paced> {
+/// What waits so long after the last arrival, and what would be more than so many that wait, is given up and counted.
+fn open_slots(
+    work: &mut impl Slots,
+    load: &Load,
+    rate: u64,
+    (drain_max, backlog_max): (Duration, usize),
+) -> Result<Paced> {
     let mut places = Places::new(load, 0, 1);
     let mut paced = Paced::default();
     let mut ended = Vec::new();
@@ -259,8 +265,11 @@ fn open_slots(work: &mut impl Slots, load: &Load, rate: u64) -> Result<Paced> {
     let (end, mut now, mut last) = (start + load.span, start, start);
     loop {
         while arrivals.next <= now && arrivals.next < end {
-            waiting.push_back(arrivals.pass());
-            ensure!(waiting.len() < BACKLOG_MAX, "{BACKLOG_MAX} operations wait");
+            let arrival = arrivals.pass();
+            match waiting.len() < backlog_max {
+                true => waiting.push_back(arrival),
+                false => paced.unfinished += 1,
+            }
         }
         while !waiting.is_empty()
             && let Some(slot) = free.pop()
@@ -272,8 +281,9 @@ fn open_slots(work: &mut impl Slots, load: &Load, rate: u64) -> Result<Paced> {
         if arrivals.next >= end && idle {
             break;
         }
-        if now > end + DRAIN_MAX {
-            paced.unfinished = waiting.len() as u64;
+        if now > end + drain_max {
+            // Each round comes by here until what is under way has ended.
+            paced.unfinished += waiting.len() as u64;
             waiting.clear();
             ensure!(now < end + STUCK_AFTER, "nothing ends any more");
         }
@@ -574,6 +584,43 @@ mod tests {
         let closed = load(None, 2, 400);
         let paced = threads(&closed, |_| Ok(|_| stall(&other)))?;
         assert!(paced.operations > 1_000 && p99_ms(&paced, &closed) < 100.0);
+        Ok(())
+    }
+
+    /// Ends an operation only when it was looked at some times.
+    struct Slow(Vec<(usize, u32)>);
+
+    impl Slots for Slow {
+        fn begin(&mut self, slot: usize, _: u64) -> Result<()> {
+            self.0.push((slot, 5));
+            Ok(())
+        }
+
+        fn go_on(&mut self, ended: &mut Vec<usize>, _: Duration) -> Result<()> {
+            thread::sleep(Duration::from_millis(10));
+            self.0.iter_mut().for_each(|(_, left)| *left -= 1);
+            let done = self.0.extract_if(.., |(_, left)| *left == 0);
+            ended.extend(done.map(|(slot, _)| slot));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn what_arrived_has_ended_or_is_counted_as_given_up() -> Result<()> {
+        let open = load(Some(2_000), 2, 200);
+        let start = Instant::now();
+        let mut arrivals = Arrivals::new(start, 2_000, open.seed);
+        let mut arrived = 0;
+        while arrivals.next < start + open.span {
+            arrivals.pass();
+            arrived += 1;
+        }
+        for backlog_max in [BACKLOG_MAX, 10] {
+            let limits = (Duration::ZERO, backlog_max);
+            let paced = open_slots(&mut Slow(Vec::new()), &open, 2_000, limits)?;
+            assert!(paced.operations > 0 && paced.unfinished > 300, "{paced:?}");
+            assert_eq!(paced.operations + paced.unfinished, arrived);
+        }
         Ok(())
     }
 

@@ -9,8 +9,8 @@ use anyhow::{Context, Result};
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-/// Nanoseconds that are told apart from nothing.
-const LOWEST_NS: u64 = 100;
+/// Nanoseconds that are told apart from nothing. A larger one costs digits: all below 2,048 times it are told apart by its power of two.
+const LOWEST_NS: u64 = 1;
 /// Longer ones count as so long.
 const HIGHEST_NS: u64 = 100_000_000_000;
 const DIGITS: u8 = 3;
@@ -124,7 +124,9 @@ impl Latency {
         (min_us, mean_us, max_us): (f64, f64, f64),
         mut percentiles: Vec<(f64, f64)>,
     ) -> Option<Latency> {
-        let enough = |percentile: f64| count as f64 * (100.0 - percentile) / 100.0 >= BEYOND_MIN;
+        // The last term: 100 - 99.9 is a little less than 0.1 in this arithmetic.
+        let enough =
+            |percentile: f64| count as f64 * (100.0 - percentile) / 100.0 >= BEYOND_MIN - 1e-6;
         percentiles.sort_by(|one, other| one.0.total_cmp(&other.0));
         let kept = percentiles
             .into_iter()
@@ -171,6 +173,8 @@ mod tests {
         assert_eq!(last(20), Some(50.0));
         assert_eq!(last(999), Some(95.0));
         assert_eq!(last(1_000), Some(99.0));
+        assert_eq!(last(9_999), Some(99.0));
+        assert_eq!(last(10_000), Some(99.9));
         assert_eq!(last(99_999), Some(99.9));
         assert_eq!(last(100_000), Some(99.99));
         assert!(Recorder::default().summary(Begun::Arrival).is_none());
@@ -190,6 +194,16 @@ mod tests {
             assert!(p99.is_some_and(|us| (us - 990.0).abs() < 2.0), "{p99:?}");
         }
         Ok(())
+    }
+
+    #[test]
+    fn short_times_have_three_digits() {
+        let mut recorder = Recorder::default();
+        for _ in 0..100 {
+            recorder.record(Duration::from_nanos(601));
+        }
+        let told = recorder.summary(Begun::Arrival);
+        assert_eq!(told.and_then(|told| told.at(50.0)), Some(0.601));
     }
 
     #[test]

@@ -43,8 +43,6 @@ pub struct Key {
     pub default: &'static str,
     /// What it means, in a few words.
     pub meaning: &'static str,
-    /// Whether two outcomes that differ in it tell nothing of each other. False where it is one side's own affair.
-    pub matters: bool,
 }
 
 /// A setting's value.
@@ -125,14 +123,14 @@ impl Scenario {
             .collect()
     }
 
-    /// In what of that which matters two scenarios differ, in words; empty when outcomes of both may be compared.
+    /// In what two scenarios differ, in words; empty when outcomes of both may be compared.
     pub fn differences(&self, other: &Scenario) -> Vec<String> {
         if self.kind != other.kind {
             return vec![format!("{} is not {}", self.kind.name(), other.kind.name())];
         }
         let both = self.values.iter().zip(&other.values);
         let keys = self.kind.keys().iter().zip(both);
-        keys.filter(|(key, (one, two))| key.matters && one != two)
+        keys.filter(|(_, (one, two))| one != two)
             .map(|(key, (one, two))| format!("{}={one} is not {}={two}", key.name, key.name))
             .collect()
     }
@@ -371,11 +369,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_matters_makes_scenarios_differ() {
+    fn every_setting_makes_scenarios_differ() {
         let one = parsed("fuse:block=4KiB,memory=256MiB");
-        assert!(
-            one.differences(&parsed("fuse:block=4KiB,memory=1GiB"))
-                .is_empty()
+        assert!(one.differences(&one).is_empty());
+        assert_eq!(
+            one.differences(&parsed("fuse:block=4KiB,memory=1GiB")),
+            ["memory=256MiB is not memory=1GiB"]
         );
         assert_eq!(
             one.differences(&parsed("fuse:block=64KiB,memory=256MiB")),

@@ -38,8 +38,9 @@ pub fn run(
     let outcomes: Vec<SideOutcome> = outcomes
         .map(|(side, spans)| SideOutcome::new(side.name(), side.version(), spans))
         .collect();
-    let mut ceilings = shares(&outcomes[0], limits);
-    ceilings.extend(processors(&outcomes[0], sides[0].processors()));
+    let mut ceilings = shares(&outcomes[0], sides[0].as_ref(), limits);
+    let own = sides[0].processors();
+    ceilings.extend(own.and_then(|own| processors(&outcomes[0], own)));
     Ok(Outcome::new(Parts {
         scenario,
         seed: plan.seed,
@@ -128,10 +129,16 @@ fn measure(sides: &mut [Box<dyn Side + '_>], plan: &Plan) -> Result<Measured> {
     Ok((spans, limits, notes))
 }
 
-fn shares(first: &SideOutcome, limits: Vec<Limit>) -> Vec<CeilingOutcome> {
+fn shares(first: &SideOutcome, side: &dyn Side, limits: Vec<Limit>) -> Vec<CeilingOutcome> {
     let summary = &first.summary;
+    let from_device = || {
+        let spans = first.spans.iter();
+        let rates = spans.map(|span| side.device_bytes(span) as f64 / span.elapsed_s);
+        Spread::of(rates.collect())
+    };
     let share = |(limit, values): (Box<dyn Ceiling>, Vec<f64>)| {
         let reached = match limit.unit() {
+            Unit::Bytes if limit.name() == "device" => from_device(),
             Unit::Bytes => summary.bytes_per_s,
             Unit::Operations => summary.operations_per_s,
         };
@@ -163,4 +170,76 @@ fn processors(first: &SideOutcome, (name, count): (&'static str, f64)) -> Option
         },
         share: used.median / count,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::patterns::Work;
+    use crate::patterns::side::MountSide;
+    use crate::run::{Nvme, Rdma, Run};
+    use crate::targets::local::LocalFiles;
+    use std::time::Duration;
+
+    struct Fixed(&'static str);
+
+    impl Ceiling for Fixed {
+        fn name(&self) -> &str {
+            self.0
+        }
+
+        fn unit(&self) -> Unit {
+            Unit::Bytes
+        }
+
+        fn measure(&mut self, _: u64) -> Result<f64> {
+            Ok(0.0)
+        }
+    }
+
+    #[test]
+    fn bytes_that_readers_share_come_from_the_disk_once() -> Result<()> {
+        let plan = Plan {
+            run: Run {
+                short: true,
+                dir: std::env::temp_dir(),
+                rdma: Rdma::default(),
+                nvme: Nvme::default(),
+            },
+            repeats: 1,
+            span: Duration::ZERO,
+            warm_up: Duration::ZERO,
+            seed: 1,
+            ceilings: true,
+        };
+        const FILE: u64 = 1 << 30;
+        for (scenario, read, from_disk) in [
+            ("safetensors:size=1GiB,processes=4", 4 * FILE, FILE),
+            ("checkpoint-load:size=1GiB,readers=8", 8 * FILE, FILE),
+            ("stream:size=1GiB", FILE, FILE),
+            ("fuse:data=1GiB,tier=disk", 3 * FILE, 3 * FILE),
+        ] {
+            let scenario: Scenario = scenario.parse()?;
+            let target = Box::new(LocalFiles::new(&plan));
+            let side = MountSide::peer(target, Work::new(&scenario), &plan);
+            let span = Span {
+                operations: 1,
+                bytes: read,
+                elapsed_s: 2.0,
+                offered_per_s: None,
+                unfinished: 0,
+                first_byte_us: None,
+                latency: None,
+                costs: Vec::new(),
+                machine_busy_s: 0.0,
+            };
+            let outcome = SideOutcome::new("local", String::new(), vec![span]);
+            let limit = |name| -> Limit { (Box::new(Fixed(name)), vec![FILE as f64]) };
+            let limits = vec![limit("device"), limit("memory copy")];
+            let shares = shares(&outcome, &side, limits);
+            let wanted = [from_disk, read].map(|bytes| bytes as f64 / 2.0 / FILE as f64);
+            assert_eq!([shares[0].share, shares[1].share], wanted, "{scenario}");
+        }
+        Ok(())
+    }
 }

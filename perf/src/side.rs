@@ -52,10 +52,16 @@ pub trait Side {
     /// What did not end.
     fn clean(&mut self) -> Result<()>;
 
-    /// How many processors it may keep busy, and how reports call them.
-    fn processors(&self) -> (&'static str, f64) {
+    /// How many processors it may keep busy, and how reports call them. None where it never sleeps: then it uses all of them
+    /// whatever it gets done.
+    fn processors(&self) -> Option<(&'static str, f64)> {
         let all = std::thread::available_parallelism().map_or(1, |n| n.get());
-        ("all processors", all as f64)
+        Some(("all processors", all as f64))
+    }
+
+    /// Of the bytes that a span's readers got, those that a disk must have given: what several share counts once.
+    fn device_bytes(&self, span: &Span) -> u64 {
+        span.bytes
     }
 
     /// What a reader must know of what was measured. Asked for after the last span.

@@ -166,12 +166,16 @@ fn side(text: &mut String, side: &SideOutcome) {
             .iter()
             .map(|(name, one)| format!("{name} {}", time(one.median)));
         let all: Vec<String> = all.collect();
+        let without = match unfinished {
+            0 => String::new(),
+            given_up => format!("; without {given_up} that were given up"),
+        };
         let all = if all.is_empty() {
             "too few operations in each span".to_owned()
         } else {
             all.join(", ")
         };
-        row("latency", Some(format!("{all} ({from})")));
+        row("latency", Some(format!("{all} ({from}{without})")));
     }
     row(
         "processor time",

@@ -1,7 +1,8 @@
 //! Each scenario for a moment: it runs, its outcome is as docs/perf-schema.json says, and bad input is told.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use forebay_perf::outcome::Outcome;
 use forebay_perf::peers::Peer;
@@ -408,6 +409,42 @@ fn peers_of_mounts() {
     }
 }
 
+/// The first signal ends a comparison in order: nothing is mounted, no process and no file of it is left.
+#[test]
+fn an_interrupted_comparison_leaves_nothing() {
+    if !has_fuse() {
+        return;
+    }
+    let dir = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory can be made");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_forebay-perf"))
+        .args(["compare", "local", "epoch:files=20,size=20KiB"])
+        .args(["--repeats", "1000", "--no-ceilings", "--dir"])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    let stdout = child.stdout.take().expect("it is a pipe");
+    let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+    let spans = |line: &String| line.contains("Forebay: ") && line.contains("/s");
+    assert!(lines.any(|line| spans(&line)), "it measures nothing");
+    let pid = i32::try_from(child.id()).expect("it is a process number");
+    let pid = rustix::process::Pid::from_raw(pid).expect("it is one");
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
+    // Nobody reads it otherwise.
+    lines.for_each(drop);
+    let output = child.wait_with_output().expect("it ends");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    let mounts = std::fs::read_to_string("/proc/mounts").expect("it can be read");
+    let ours = dir.path().to_str().expect("its name is text");
+    assert!(!mounts.contains(ours), "{mounts}");
+    let left: Vec<_> = std::fs::read_dir(dir.path())
+        .expect("it is there")
+        .collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn what_cannot_be_compared_is_refused() {
     let cases = [
@@ -416,6 +453,7 @@ fn what_cannot_be_compared_is_refused() {
             "no peer `dd`; there are: fio",
         ),
         (vec!["compare", "fio", "device:rate=10"], "not from arrival"),
+        (vec!["compare", "fio,fio", "device"], "fio is named twice"),
         (
             vec!["compare", "iperf3", "transport:block=4KiB"],
             "block=64KiB or more",

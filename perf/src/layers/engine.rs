@@ -496,14 +496,9 @@ impl Side for EngineSide {
         counted.map(words).into_iter().collect()
     }
 
-    fn processors(&self) -> (&'static str, f64) {
-        match self.scenario.count("cores") {
-            0 => ("one processor", 1.0),
-            cores => {
-                let all = std::thread::available_parallelism().map_or(1, |n| n.get());
-                ("all processors", all.min(cores as usize + 1) as f64)
-            }
-        }
+    fn processors(&self) -> Option<(&'static str, f64)> {
+        // Whoever asks for what is in memory turns without rest, with cores of their own too.
+        (self.scenario.word("tier") == "disk").then_some(("one processor", 1.0))
     }
 
     fn ceilings(&self) -> Result<Vec<Box<dyn Ceiling>>> {

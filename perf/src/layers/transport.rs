@@ -282,9 +282,9 @@ impl Side for TransportSide {
         Ok(())
     }
 
-    fn processors(&self) -> (&'static str, f64) {
+    fn processors(&self) -> Option<(&'static str, f64)> {
         let all = std::thread::available_parallelism().map_or(1, |n| n.get());
-        ("a processor for each end", all.min(2) as f64)
+        Some(("a processor for each end", all.min(2) as f64))
     }
 
     fn ceilings(&self) -> Result<Vec<Box<dyn Ceiling>>> {

@@ -180,6 +180,15 @@ impl Work {
         self.pass_objects().iter().map(|(_, bytes)| bytes).sum()
     }
 
+    /// Of so many bytes that readers got in a span, those that a disk must have given: one file that all read is read from it once,
+    /// the others have it from the page cache or from memory.
+    pub fn device_bytes(&self, read: u64) -> u64 {
+        match self.scenario.kind() {
+            Kind::Safetensors | Kind::CheckpointLoad => read.min(self.data_bytes()),
+            _ => read,
+        }
+    }
+
     /// The load that a span of blocks is.
     pub fn load(&self, turn: &Turn) -> Load {
         match self.scenario.kind() {

@@ -191,6 +191,10 @@ impl Side for MountSide {
         self.target.end()
     }
 
+    fn device_bytes(&self, span: &Span) -> u64 {
+        self.work.device_bytes(span.bytes)
+    }
+
     fn notes(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let name = self.target.name();

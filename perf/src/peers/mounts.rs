@@ -138,6 +138,8 @@ fn rclone(dir: &Path, bucket: &Bucket, cache: &Path, point: &Path) -> Result<Com
         &lives,
         "--poll-interval",
         "0",
+        // The times of the listing, as Forebay's: else each attribute is a request of its own.
+        "--use-server-modtime",
     ]);
     let version = Peer::Rclone.version();
     if has_chunk_streams(&version) {
@@ -181,6 +183,11 @@ fn s3fs(dir: &Path, bucket: &Bucket, cache: &Path, point: &Path) -> Result<Comma
         format!("use_cache={}", cache.display()),
         format!("passwd_file={}", passwords.display()),
         format!("stat_cache_expire={NAMES_LIVE_S}"),
+        // Without these the kernel asks again after a second, whatever s3fs itself still knows.
+        format!("entry_timeout={NAMES_LIVE_S}"),
+        format!("attr_timeout={NAMES_LIVE_S}"),
+        // Objects do not change: what the page cache has stays when a file is opened again, as with Forebay.
+        "kernel_cache".to_owned(),
         "max_stat_cache_size=1000000".to_owned(),
         "multireq_max=20".to_owned(),
         "parallel_count=5".to_owned(),
@@ -319,6 +326,34 @@ mod tests {
         for version in ["rclone v1.67.9", "rclone", ""] {
             assert!(!has_chunk_streams(version), "{version}");
         }
+    }
+
+    #[test]
+    fn names_live_as_long_for_all_and_cost_no_requests() -> Result<()> {
+        let bucket = Bucket::start(&[("a".to_owned(), 1)])?;
+        let dir = tempfile::tempdir()?;
+        let words = |command: &Command| -> Vec<String> {
+            let words = command.get_args();
+            words.map(|word| word.to_string_lossy().into()).collect()
+        };
+        let (cache, point) = (dir.path().join("cache"), dir.path().join("mnt"));
+        let s3fs = words(&s3fs(dir.path(), &bucket, &cache, &point)?);
+        for option in [
+            "stat_cache_expire=3600",
+            "entry_timeout=3600",
+            "attr_timeout=3600",
+            "kernel_cache",
+        ] {
+            let given = s3fs.windows(2).any(|pair| pair == ["-o", option]);
+            assert!(given, "{option}: {s3fs:?}");
+        }
+        let rclone = words(&rclone(dir.path(), &bucket, &cache, &point)?);
+        for (name, value) in [("--dir-cache-time", "3600s"), ("--attr-timeout", "3600s")] {
+            let given = rclone.windows(2).any(|pair| pair == [name, value]);
+            assert!(given, "{name}: {rclone:?}");
+        }
+        assert!(rclone.iter().any(|word| word == "--use-server-modtime"));
+        Ok(())
     }
 
     #[test]

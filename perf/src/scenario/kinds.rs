@@ -36,77 +36,66 @@ const ON: Key = Key {
     values: Values::OneOf(&["uring", "memory"]),
     default: "uring",
     meaning: "a file on the disk of --dir by io_uring, or a device in memory",
-    matters: true,
 };
 const VIA: Key = Key {
     name: "via",
     values: Values::OneOf(&["tcp", "rdma"]),
     default: "tcp",
     meaning: "the transport; rdma is measured on --device",
-    matters: true,
 };
 const TIER: Key = Key {
     name: "tier",
     values: Values::OneOf(&["memory", "disk"]),
     default: "memory",
     meaning: "where the data is when it is read",
-    matters: true,
 };
 const VERIFY: Key = Key {
     name: "verify",
     values: Values::OneOf(&["on", "off"]),
     default: "on",
     meaning: "whether pages read from disk are checked",
-    matters: true,
 };
 const CORES: Key = Key {
     name: "cores",
     values: Values::Count(0, 64),
     default: "0",
     meaning: "threads of the engine; 0: the one that asks turns the core itself",
-    matters: true,
 };
 const ANSWER: Key = Key {
     name: "answer",
     values: Values::OneOf(&["copied", "dropped"]),
     default: "copied",
     meaning: "whether answers are copied to their reader, as front ends do",
-    matters: true,
 };
 const READER: Key = Key {
     name: "reader",
     values: Values::OneOf(&["direct", "buffered", "mmap"]),
     default: "direct",
     meaning: "past the page cache, through it, or by a mapping",
-    matters: true,
 };
 const ORDER: Key = Key {
     name: "order",
     values: Values::OneOf(&["random", "sequential"]),
     default: "random",
     meaning: "which block is next",
-    matters: true,
 };
 const RATE: Key = Key {
     name: "rate",
     values: Values::Count(0, 100_000_000),
     default: "0",
     meaning: "operations that arrive each second, whether or not anybody is free; 0: each begins as one ends",
-    matters: true,
 };
 const MEMORY: Key = Key {
     name: "memory",
     values: Values::SizeOrAuto(64 * MIB, TIB),
     default: "auto",
     meaning: "Forebay's --memory; auto: twice the data for tier=memory, a fourth of it for tier=disk",
-    matters: false,
 };
 const STATE: Key = Key {
     name: "state",
     values: Values::OneOf(&["warm", "cold"]),
     default: "warm",
     meaning: "cached before it is read, or never read before",
-    matters: true,
 };
 
 const fn block(default: &'static str, most: u64) -> Key {
@@ -115,7 +104,6 @@ const fn block(default: &'static str, most: u64) -> Key {
         values: Values::Size(4 * KIB, most),
         default,
         meaning: "bytes of one operation",
-        matters: true,
     }
 }
 
@@ -125,7 +113,6 @@ const fn depth(default: &'static str, meaning: &'static str) -> Key {
         values: Values::Count(1, 256),
         default,
         meaning,
-        matters: true,
     }
 }
 
@@ -135,7 +122,6 @@ const fn data(default: &'static str, most: u64) -> Key {
         values: Values::Size(MIB, most),
         default,
         meaning: "bytes of the data set",
-        matters: true,
     }
 }
 
@@ -150,7 +136,6 @@ const fn count(
         values: Values::Count(range.0, range.1),
         default,
         meaning,
-        matters: true,
     }
 }
 
@@ -160,7 +145,6 @@ const fn file_size(default: &'static str) -> Key {
         values: Values::Size(4 * KIB, TIB),
         default,
         meaning: "bytes of a file",
-        matters: true,
     }
 }
 
