@@ -128,6 +128,15 @@ fn a_controller_goes_to_vfio_and_back_and_nothing_in_use_does() {
     let had = alone.open(&disk).unwrap();
     refused(&bind, "is in use by");
     drop(had);
+    // Open without that, as a virtual machine has it.
+    let mut other = Command::new("sleep")
+        .arg("600")
+        .stdin(File::open(&disk).unwrap())
+        .spawn()
+        .unwrap();
+    refused(&bind, &format!("is open in process {}", other.id()));
+    other.kill().unwrap();
+    other.wait().unwrap();
 
     // To programs, and back.
     let text = done(&bind);

@@ -13,6 +13,15 @@ impl Gid {
         self.0 == [0; 16]
     }
 
+    /// Whether it is the GID of the port that had `before`. On InfiniBand the upper half is the prefix of the subnet, which the
+    /// subnet manager gives a port when it comes up.
+    pub fn is_of_port(&self, before: Gid, link_layer: LinkLayer) -> bool {
+        match link_layer {
+            LinkLayer::InfiniBand => self.0[8..] == before.0[8..],
+            _ => *self == before,
+        }
+    }
+
     /// The address that it stands for; `::ffff:a.b.c.d` for IPv4.
     pub fn ip(&self) -> Ipv6Addr {
         Ipv6Addr::from(self.0)
@@ -139,6 +148,21 @@ pub struct PeerAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_subnet_managers_prefix_makes_no_other_port_of_it() {
+        let gid = |prefix: u8, guid: u8| {
+            let mut bytes = [0; 16];
+            (bytes[0], bytes[15]) = (prefix, guid);
+            Gid(bytes)
+        };
+        let ib = LinkLayer::InfiniBand;
+        assert!(gid(7, 1).is_of_port(gid(0xfe, 1), ib));
+        assert!(!gid(0xfe, 2).is_of_port(gid(0xfe, 1), ib));
+        // Where the GID is the address, all of it counts.
+        assert!(!gid(7, 1).is_of_port(gid(0xfe, 1), LinkLayer::Ethernet));
+        assert!(gid(7, 1).is_of_port(gid(7, 1), LinkLayer::Ethernet));
+    }
 
     #[test]
     fn mtus_are_powers_of_two_and_unknown_ones_are_none() {

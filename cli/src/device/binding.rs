@@ -18,6 +18,7 @@ pub fn bind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
     if controller.driver.as_deref() == Some(VFIO) {
         return Ok(false);
     }
+    leave_to_others(controller, KERNEL)?;
     let held = hold(sysfs, controller).map_err(|uses| {
         anyhow::anyhow!(
             "{address} is in use, and left as it is: {}. End that first; what is on it stays on it",
@@ -51,6 +52,7 @@ pub fn unbind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
     if controller.driver.as_deref() == Some(KERNEL) {
         return Ok(false);
     }
+    leave_to_others(controller, VFIO)?;
     // The kernel would wait for it without end.
     if let Some(user) = driven_by(controller) {
         bail!("{address} is driven by {user}: end that first");
@@ -59,6 +61,17 @@ pub fn unbind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
         format!("{address} cannot be given to the kernel's driver `{KERNEL}` (is it loaded? `modprobe {KERNEL}`)")
     })?;
     Ok(true)
+}
+
+/// Refuses a controller that has another driver than `expected`: whoever gave it there (another SPDK, a hypervisor) may be using it.
+fn leave_to_others(controller: &Controller, expected: &str) -> Result<()> {
+    match controller.driver.as_deref() {
+        Some(driver) if driver != expected => bail!(
+            "{} is driven by `{driver}`, and left as it is: it is moved between `{KERNEL}` and {VFIO} only. Whoever gave it there can take it back",
+            controller.address
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Whether programs may drive it: only behind an IOMMU does a device reach no other memory than it was given.
@@ -160,6 +173,28 @@ mod tests {
             error.contains("no IOMMU") && error.contains("intel_iommu=on"),
             "{error}"
         );
+        assert!(
+            !root.path().join("bus/pci/drivers_probe").exists(),
+            "nothing was written"
+        );
+    }
+
+    #[test]
+    fn what_another_driver_has_stays_there() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = machine(root.path());
+        fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
+        for driver in ["uio_pci_generic", "pci-stub", "xen-pciback"] {
+            let mut second = controller(&sysfs, "5f:00.0");
+            second.driver = Some(driver.to_owned());
+            for moved in [bind(&sysfs, &second), unbind(&sysfs, &second)] {
+                let error = moved.unwrap_err().to_string();
+                assert!(
+                    error.contains(driver) && error.contains("left as it is"),
+                    "{error}"
+                );
+            }
+        }
         assert!(
             !root.path().join("bus/pci/drivers_probe").exists(),
             "nothing was written"

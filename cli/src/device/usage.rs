@@ -60,10 +60,69 @@ pub fn hold(sysfs: &Sysfs, controller: &Controller) -> Result<HeldBlocks, Vec<St
             Err(_) => {}
         }
     }
+    // Whoever has it open without claiming it alone, as virtual machines and databases do, and the kernel's own target.
+    if uses.is_empty() {
+        uses.extend(nodes(controller).iter().flat_map(|node| opened(node)));
+        uses.extend(exported(sysfs, controller));
+    }
     match uses.is_empty() {
         true => Ok(HeldBlocks(held)),
         false => Err(uses),
     }
+}
+
+/// The names below `/dev` by which a controller and its namespaces can be opened.
+fn nodes(controller: &Controller) -> Vec<PathBuf> {
+    let own = fs::read_dir(controller.dir.join("nvme")).into_iter();
+    let own = own.flatten().flatten().map(|entry| entry.file_name());
+    let mut names: Vec<String> = own.filter_map(|name| name.into_string().ok()).collect();
+    for block in &controller.blocks {
+        names.push(block.clone());
+        // Its commands can be sent without the block device.
+        names.extend(block.strip_prefix("nvme").map(|rest| format!("ng{rest}")));
+    }
+    names
+        .iter()
+        .map(|name| Path::new("/dev").join(name))
+        .collect()
+}
+
+/// Other processes that have a device's node open; those of other process namespaces are not seen.
+fn opened(node: &Path) -> Option<String> {
+    let mut users = mounts::users_of(node, NAMED_MAX + 1);
+    users.retain(|user| user.pid != std::process::id());
+    let named: Vec<String> = users
+        .iter()
+        .take(NAMED_MAX)
+        .map(|user| format!("process {} ({})", user.pid, user.name))
+        .collect();
+    (!named.is_empty()).then(|| format!("{} is open in {}", node.display(), named.join(", ")))
+}
+
+/// What the kernel's NVMe target gives to others: there is no process behind it.
+fn exported(sysfs: &Sysfs, controller: &Controller) -> Vec<String> {
+    let nodes = nodes(controller);
+    let subsystems = fs::read_dir(sysfs.0.join("kernel/config/nvmet/subsystems"));
+    let mut found = Vec::new();
+    for subsystem in subsystems.into_iter().flatten().flatten() {
+        let namespaces = fs::read_dir(subsystem.path().join("namespaces"));
+        let namespaces = namespaces.into_iter().flatten().flatten();
+        let dirs = namespaces.map(|namespace| namespace.path());
+        for dir in dirs.chain([subsystem.path().join("passthru")]) {
+            let said = |name: &str| fs::read_to_string(dir.join(name)).unwrap_or_default();
+            let device = PathBuf::from(said("device_path").trim());
+            let device = fs::canonicalize(&device).unwrap_or(device);
+            if said("enable").trim() == "1" && nodes.contains(&device) {
+                let name = subsystem.file_name();
+                found.push(format!(
+                    "{} is exported by the kernel's NVMe target as {}",
+                    device.display(),
+                    name.display()
+                ));
+            }
+        }
+    }
+    found
 }
 
 fn open_alone(path: &Path) -> std::io::Result<File> {
@@ -121,6 +180,52 @@ mod tests {
         assert!(is_swap(swaps, Path::new("/dev/nvme0n1p1")));
         assert!(!is_swap(swaps, Path::new("/dev/nvme0n1")));
         assert!(!is_swap("", Path::new("/dev/nvme0n1")));
+    }
+
+    #[test]
+    fn whoever_has_it_open_is_named_but_this_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = dir.path().join("node");
+        fs::write(&node, "").unwrap();
+        let _own = File::open(&node).unwrap();
+        assert_eq!(opened(&node), None);
+        let mut other = std::process::Command::new("sleep")
+            .arg("600")
+            .stdin(File::open(&node).unwrap())
+            .spawn()
+            .unwrap();
+        let said = opened(&node).unwrap_or_default();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let pid = other.id();
+        assert!(
+            said.contains(&format!("is open in process {pid} (")),
+            "{said}"
+        );
+    }
+
+    #[test]
+    fn what_the_kernels_target_exports_is_a_use() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = super::super::controller::tests::machine(root.path());
+        let controller = sysfs.controller("5e:00.0".parse().unwrap()).unwrap();
+        assert_eq!(exported(&sysfs, &controller), Vec::<String>::new());
+        let nodes = nodes(&controller);
+        for name in ["nvme0", "nvme0n1", "ng0n1", "nvme0n2", "ng0n2"] {
+            assert!(nodes.contains(&Path::new("/dev").join(name)), "{nodes:?}");
+        }
+        let subsystem = root.path().join("kernel/config/nvmet/subsystems/nqn.x");
+        let namespace = subsystem.join("namespaces/1");
+        fs::create_dir_all(&namespace).unwrap();
+        fs::write(namespace.join("device_path"), "/dev/nvme0n2\n").unwrap();
+        fs::write(namespace.join("enable"), "0\n").unwrap();
+        assert_eq!(exported(&sysfs, &controller), Vec::<String>::new());
+        fs::write(namespace.join("enable"), "1\n").unwrap();
+        let said = exported(&sysfs, &controller).join("; ");
+        assert!(
+            said.contains("/dev/nvme0n2 is exported") && said.contains("nqn.x"),
+            "{said}"
+        );
     }
 
     #[test]

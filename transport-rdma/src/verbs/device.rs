@@ -356,11 +356,13 @@ impl Device {
 
     /// Whether a port has a GID, in whichever place; looked for at `index` first.
     pub fn has_gid(&self, port: u8, index: u8, gid: Gid) -> Result<bool, VerbsError> {
-        let is_at = |index| Ok(self.gid(port, index)?.is_some_and(|entry| entry.gid == gid));
+        let info = self.port(port)?;
+        let is_it = |there: Gid| there.is_of_port(gid, info.link_layer);
+        let is_at = |index| Ok(self.gid(port, index)?.is_some_and(|entry| is_it(entry.gid)));
         if is_at(index)? {
             return Ok(true);
         }
-        let count = u8::try_from(self.port(port)?.gids).unwrap_or(u8::MAX);
+        let count = u8::try_from(info.gids).unwrap_or(u8::MAX);
         for index in 0..count {
             if is_at(index)? {
                 return Ok(true);
