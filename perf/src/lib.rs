@@ -12,6 +12,7 @@
 //! | [`recorder`], [`counters`] | how long operations take, and what they cost |
 //! | [`ceilings`] | what limits can do |
 //! | [`session`], [`plan`] | sides that take turns, and how much is measured |
+//! | [`budget`] | whether the machine has what that takes |
 //! | [`outcome`], [`verdict`], [`table`] | what came of it: as JSON, in a word, for people |
 //! | [`machine`] | where it was measured |
 //! | [`raw`] | calls that the compiler cannot check; unsafe |
@@ -38,6 +39,7 @@
 
 pub mod bench;
 pub mod bucket;
+pub mod budget;
 pub mod ceilings;
 pub mod counters;
 pub mod cpus;

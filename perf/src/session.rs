@@ -4,6 +4,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::budget;
 use crate::ceilings::{Ceiling, Unit};
 use crate::interrupt;
 use crate::machine::Machine;
@@ -23,6 +24,7 @@ pub fn run(
     plan: &Plan,
 ) -> Result<Outcome> {
     ensure!(!sides.is_empty() && plan.repeats > 0, "nothing to measure");
+    budget::check(scenario, plan, sides.len())?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let measured = measure(&mut sides, plan);
     let mut cleaned = Ok(());

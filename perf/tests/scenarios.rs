@@ -166,8 +166,10 @@ fn mounts() {
         said.contains("not a measurement of the disk tier"),
         "{said}"
     );
-    let outcome = measured("fuse:tier=disk,data=128MiB,block=4KiB,order=random");
+    let outcome = measured("fuse:tier=disk,data=512MiB,block=4KiB,order=random");
     check_forebay(&outcome);
+    let told = |note: &String| note.contains("were read from disk for");
+    assert!(outcome.notes.iter().any(told), "{:?}", outcome.notes);
     let limits: Vec<&str> = outcome
         .ceilings
         .iter()
@@ -196,6 +198,11 @@ fn groups() {
                 .iter()
                 .any(|note| note.contains("from other members"))
         );
+        // Members that had some of it in memory would make this an error.
+        let outcome = measured("group:tier=disk,data=256MiB,block=64KiB,order=random");
+        check_forebay(&outcome);
+        let told = |note: &String| note.contains("were read from disk for");
+        assert!(outcome.notes.iter().any(told), "{:?}", outcome.notes);
     }
 }
 
@@ -229,6 +236,8 @@ fn patterns_of_small_files() {
                 .all(|span| span.operations == 11)
         );
     }
+    let outcome = measured("list:objects=100,directories=10,attributes=no,state=cold");
+    assert_eq!(outcome.sides[0].spans[0].operations, 11);
 }
 
 #[test]
@@ -268,6 +277,16 @@ fn what_is_wrong_ends_with_words() {
         (vec!["run", "device", "--span", "0s"], 2, "no time"),
         (vec!["run", "device", "--span", "soon"], 2, "soon"),
         (vec!["run", "device", "--repeats", "0"], 2, "0 is not in"),
+        (
+            vec!["run", "device:on=memory,data=1TiB"],
+            1,
+            "takes 1024.0 GiB of memory, and",
+        ),
+        (
+            vec!["run", "epoch:files=100000,size=1TiB,state=cold"],
+            1,
+            "GiB are free there",
+        ),
         (
             vec![
                 "run",

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
+use super::huge::HugeBytes;
 use super::{Ceiling, MEASURE, Unit};
 use crate::load::Rng;
 
@@ -12,20 +13,25 @@ const SOURCE_BYTES: usize = 256 << 20;
 /// Copies blocks of one length.
 #[derive(Debug)]
 pub struct MemoryCopy {
-    source: Vec<u8>,
+    source: HugeBytes,
     to: Vec<u8>,
     random: bool,
 }
 
 impl MemoryCopy {
     /// Blocks of `block_bytes`, one after the other or anywhere.
-    pub fn new(block_bytes: usize, random: bool) -> MemoryCopy {
+    ///
+    /// # Errors
+    /// When there is no memory for it.
+    pub fn new(block_bytes: usize, random: bool) -> Result<MemoryCopy> {
+        let mut source = HugeBytes::new(SOURCE_BYTES.max(block_bytes))?;
         // Not zeros: those would all be one page of the kernel's.
-        MemoryCopy {
-            source: vec![0x5a; SOURCE_BYTES.max(block_bytes)],
+        source.bytes_mut().fill(0x5a);
+        Ok(MemoryCopy {
+            source,
             to: vec![1; block_bytes],
             random,
-        }
+        })
     }
 }
 
@@ -40,7 +46,8 @@ impl Ceiling for MemoryCopy {
 
     fn measure(&mut self, seed: u64) -> Result<f64> {
         let block = self.to.len();
-        let blocks = (self.source.len() / block) as u64;
+        let source = self.source.bytes();
+        let blocks = (source.len() / block) as u64;
         let mut rng = Rng::of(seed, 0);
         let (start, mut copied) = (Instant::now(), 0u64);
         loop {
@@ -52,7 +59,7 @@ impl Ceiling for MemoryCopy {
                 };
                 let at = number as usize * block;
                 self.to
-                    .copy_from_slice(std::hint::black_box(&self.source[at..at + block]));
+                    .copy_from_slice(std::hint::black_box(&source[at..at + block]));
                 std::hint::black_box(&mut self.to);
                 copied += 1;
             }

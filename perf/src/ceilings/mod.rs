@@ -13,6 +13,7 @@
 pub mod checksum;
 pub mod device;
 pub mod fuse;
+mod huge;
 pub mod memory;
 pub mod socket;
 

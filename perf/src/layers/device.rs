@@ -240,7 +240,7 @@ impl Side for DeviceSide {
         });
         let block_bytes = self.scenario.size("block");
         let random = load.order == Order::Random;
-        let copy = MemoryCopy::new(block_bytes as usize, random);
+        let copy = MemoryCopy::new(block_bytes as usize, random)?;
         Ok(match &self.state {
             Some(State::Uring { file, .. }) => vec![Box::new(DeviceCeiling {
                 file: file.clone(),

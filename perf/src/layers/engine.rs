@@ -524,8 +524,8 @@ impl Side for EngineSide {
                     checked,
                     block_bytes as usize,
                     copied,
-                )));
-                limits.push(Box::new(MemoryCopy::new(block_bytes as usize, random)));
+                )?));
+                limits.push(Box::new(MemoryCopy::new(block_bytes as usize, random)?));
             }
         }
         Ok(limits)

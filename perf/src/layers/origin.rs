@@ -231,7 +231,7 @@ impl Side for OriginSide {
         let block_bytes = self.scenario.size("block") as usize;
         Ok(vec![
             Box::new(Loopback { block_bytes }),
-            Box::new(MemoryCopy::new(block_bytes, false)),
+            Box::new(MemoryCopy::new(block_bytes, false)?),
         ])
     }
 }

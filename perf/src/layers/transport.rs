@@ -289,7 +289,7 @@ impl Side for TransportSide {
 
     fn ceilings(&self) -> Result<Vec<Box<dyn Ceiling>>> {
         let block_bytes = self.scenario.size("block") as usize;
-        let copy: Box<dyn Ceiling> = Box::new(MemoryCopy::new(block_bytes, false));
+        let copy: Box<dyn Ceiling> = Box::new(MemoryCopy::new(block_bytes, false)?);
         Ok(match self.scenario.word("via") {
             "tcp" => vec![Box::new(Loopback { block_bytes }), copy],
             _ => vec![copy],

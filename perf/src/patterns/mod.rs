@@ -177,7 +177,20 @@ impl Work {
 
     /// Bytes of one pass.
     pub fn data_bytes(&self) -> u64 {
-        self.pass_objects().iter().map(|(_, bytes)| bytes).sum()
+        let (objects, bytes) = self.amount();
+        u64::try_from(objects * bytes).unwrap_or(u64::MAX)
+    }
+
+    /// Objects of one pass, and bytes of each.
+    pub fn amount(&self) -> (u128, u128) {
+        let scenario = &self.scenario;
+        let (objects, bytes) = match scenario.kind() {
+            Kind::Epoch | Kind::Stream => (scenario.count("files"), scenario.size("size")),
+            Kind::CheckpointLoad | Kind::Safetensors => (1, scenario.size("size")),
+            Kind::List => (scenario.count("objects"), names::OBJECT_BYTES),
+            _ => (1, scenario.size("data")),
+        };
+        (objects.into(), bytes.into())
     }
 
     /// Of so many bytes that readers got in a span, those that a disk must have given: one file that all read is read from it once,
@@ -221,7 +234,7 @@ impl Work {
             Kind::Stream => files::stream(&dir, &self.scenario),
             Kind::CheckpointLoad => files::checkpoint(&dir, &self.scenario),
             Kind::Safetensors => tensors::run(&dir.join(files::name(0)), &self.scenario, turn),
-            Kind::List => names::list(&dir),
+            Kind::List => names::list(&dir, self.scenario.word("attributes") == "yes"),
             _ => blocks::run(&dir.join(files::name(0)), &self.scenario, &self.load(turn)),
         }
     }

@@ -1,4 +1,4 @@
-//! Names and attributes of a tree, as `ls -lR` asks for them.
+//! Names of a tree as `ls -R` asks for them, with attributes as `ls -lR`.
 
 use std::path::Path;
 
@@ -8,7 +8,7 @@ use super::Ran;
 use crate::pace::{self, Tally};
 
 /// Bytes of an object whose name is all that counts.
-const OBJECT_BYTES: u64 = 1;
+pub(super) const OBJECT_BYTES: u64 = 1;
 
 /// Objects, spread over directories.
 pub(super) fn objects(objects: u64, directories: u64) -> Vec<(String, u64)> {
@@ -16,8 +16,9 @@ pub(super) fn objects(objects: u64, directories: u64) -> Vec<(String, u64)> {
     (0..objects).map(|n| (key(n), OBJECT_BYTES)).collect()
 }
 
-/// One thread reads the tree's directories one after the other and asks for the attributes of all that is in them; an operation is a directory.
-pub(super) fn list(dir: &Path) -> Result<Ran> {
+/// One thread reads the tree's directories one after the other, and may ask for the attributes of all that is in them; an operation is a
+/// directory.
+pub(super) fn list(dir: &Path, attributes: bool) -> Result<Ran> {
     let (paced, bytes) = pace::shared(1, 1, |_| {
         Ok(move |_, tally: &mut Tally| {
             let mut found = 0;
@@ -27,8 +28,12 @@ pub(super) fn list(dir: &Path) -> Result<Ran> {
                 let said = || format!("listing {}", dir.display());
                 for entry in std::fs::read_dir(&dir).with_context(said)? {
                     let entry = entry.with_context(said)?;
-                    let about = entry.metadata().with_context(said)?;
-                    if about.is_dir() {
+                    // The kind is told with the name, and costs no question.
+                    let is_dir = match attributes {
+                        true => entry.metadata().with_context(said)?.is_dir(),
+                        false => entry.file_type().with_context(said)?.is_dir(),
+                    };
+                    if is_dir {
                         waiting.push(entry.path());
                     } else {
                         found += 1;

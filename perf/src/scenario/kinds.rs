@@ -89,7 +89,7 @@ const MEMORY: Key = Key {
     name: "memory",
     values: Values::SizeOrAuto(64 * MIB, TIB),
     default: "auto",
-    meaning: "Forebay's --memory; auto: twice the data for tier=memory, a fourth of it for tier=disk",
+    meaning: "Forebay's --memory; auto: twice the data for tier=memory, of tier=disk a sixteenth (fuse, group) or a fourth; in a group the client's",
 };
 const STATE: Key = Key {
     name: "state",
@@ -260,7 +260,7 @@ static CHECKPOINT: [Key; 7] = [
     STATE,
     MEMORY,
 ];
-static LIST: [Key; 4] = [
+static LIST: [Key; 5] = [
     count("objects", (1, 10_000_000), "10000", "objects"),
     count(
         "directories",
@@ -268,6 +268,12 @@ static LIST: [Key; 4] = [
         "100",
         "directories that they lie in",
     ),
+    Key {
+        name: "attributes",
+        values: Values::OneOf(&["yes", "no"]),
+        default: "yes",
+        meaning: "asked for of each name, as ls -lR does; no: names alone, as ls -R",
+    },
     STATE,
     MEMORY,
 ];
@@ -321,7 +327,7 @@ impl Kind {
                 "one large file by several readers; a span is all of it by each"
             }
             Kind::List => {
-                "names and attributes of a whole tree; a span is the tree, an operation a directory"
+                "names, and attributes, of a whole tree; a span is the tree, an operation a directory"
             }
         }
     }

@@ -15,6 +15,10 @@ use crate::scenario::Scenario;
 const MIB: u64 = 1 << 20;
 /// Where nothing else is said, not less than this.
 const MEMORY_MIN: u64 = 128 * MIB;
+/// And this for timed reads from disk: what they come round to again must not be in memory.
+const TIMED_MIN: u64 = 64 * MIB;
+/// The data set over the memory of timed reads from disk, where it is that large.
+pub(super) const TIMED_SHARE: u64 = 16;
 
 /// One daemon on its own.
 pub struct ForebayMount {
@@ -60,16 +64,20 @@ impl ForebayMount {
 pub(super) fn memory(scenario: &Scenario, data_bytes: u64, on_disk: bool) -> String {
     let wanted = scenario.size_or_auto("memory");
     let chosen = wanted.unwrap_or_else(|| match on_disk {
+        true if !scenario.kind().is_pattern() => (data_bytes / TIMED_SHARE).max(TIMED_MIN),
         // So that the data set is four times the memory, where it is that large.
         true => (data_bytes / 4).max(MEMORY_MIN),
-        false => (2 * data_bytes).max(MEMORY_MIN),
+        false => data_bytes.saturating_mul(2).max(MEMORY_MIN),
     });
     format!("{}MiB", chosen.div_ceil(MIB))
 }
 
 /// `--cache-size` for so much data.
 pub(super) fn cache_size(data_bytes: u64) -> String {
-    format!("{}MiB", (data_bytes + data_bytes / 2).div_ceil(MIB) + 1024)
+    format!(
+        "{}MiB",
+        data_bytes.saturating_add(data_bytes / 2).div_ceil(MIB) + 1024
+    )
 }
 
 impl Target for ForebayMount {
@@ -85,7 +93,8 @@ impl Target for ForebayMount {
         let dir = self.plan.run.scratch()?;
         let mut flags = self.flags.clone();
         // What is on disk of all passes of a cold scenario stays there.
-        let all: u64 = objects.iter().map(|(_, bytes)| bytes).sum();
+        let all = objects.iter().map(|(_, bytes)| *bytes);
+        let all = all.fold(0, u64::saturating_add);
         if self.on_disk {
             let cache = dir.path().join("cache");
             std::fs::create_dir(&cache)?;

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use forebay_tests::harness::Mount;
 
-use super::forebay::{cache_size, memory};
+use super::forebay::{TIMED_SHARE, cache_size, memory};
 use crate::counters::Watched;
 use crate::group::{Group, Plan as Member, received_bytes};
 use crate::patterns::Target;
@@ -46,6 +46,21 @@ impl GroupMount {
         self.client.as_ref().context("the client was not mounted")
     }
 
+    fn on_disk(&self) -> bool {
+        self.scenario.word("tier") == "disk"
+    }
+
+    /// A new client, of members that have nothing in memory where disks are measured.
+    fn forget(&mut self) -> Result<()> {
+        if self.on_disk() {
+            let group = self.group.as_mut().context("the group was not started")?;
+            group.restart()?;
+        }
+        self.pids = self.group()?.pids();
+        self.client = Some(self.group()?.client(CLIENT, &self.memory)?);
+        Ok(())
+    }
+
     fn group(&self) -> Result<&Group> {
         self.group.as_ref().context("the group was not started")
     }
@@ -65,7 +80,7 @@ impl Target for GroupMount {
     }
 
     fn start(&mut self, objects: &[(String, u64)], data_bytes: u64) -> Result<()> {
-        let on_disk = self.scenario.word("tier") == "disk";
+        let on_disk = self.on_disk();
         let auto = self.scenario.with("memory", "auto")?;
         let memory = memory(&auto, data_bytes, on_disk);
         let cache = cache_size(data_bytes);
@@ -78,7 +93,8 @@ impl Target for GroupMount {
         let plans: Vec<Member<'_>> = plans.collect();
         self.group = Some(Group::start(self.plan.run.scratch()?, objects, &plans)?);
         let own = self.scenario.size_or_auto("memory");
-        let own = own.unwrap_or_else(|| (data_bytes / CLIENT_SHARE).max(CLIENT_MIN));
+        let share = if on_disk { TIMED_SHARE } else { CLIENT_SHARE };
+        let own = own.unwrap_or_else(|| (data_bytes / share).max(CLIENT_MIN));
         self.memory = format!("{}MiB", own.div_ceil(MIB));
         Ok(())
     }
@@ -89,20 +105,13 @@ impl Target for GroupMount {
 
     fn fill(&mut self) -> Result<()> {
         self.group()?.warm_up()?;
-        if self.scenario.word("tier") == "disk" {
-            let group = self.group.as_mut().context("the group was not started")?;
-            group.restart()?;
-        }
-        self.pids = self.group()?.pids();
-        self.client = Some(self.group()?.client(CLIENT, &self.memory)?);
-        Ok(())
+        self.forget()
     }
 
     fn renew(&mut self) -> Result<()> {
         let client = self.client.take().context("the client was not mounted")?;
         client.unmount()?;
-        self.client = Some(self.group()?.client(CLIENT, &self.memory)?);
-        Ok(())
+        self.forget()
     }
 
     fn watched(&self) -> Result<Vec<Watched>> {
@@ -117,6 +126,11 @@ impl Target for GroupMount {
 
     fn origin_bytes(&self) -> Result<Option<u64>> {
         Ok(Some(self.group()?.bucket().server().counters().body_bytes))
+    }
+
+    fn disk_bytes(&self) -> Result<Option<u64>> {
+        let told = self.on_disk().then(|| self.group()?.disk_read_bytes());
+        told.transpose()
     }
 
     fn peer_bytes(&self) -> Result<Option<u64>> {
