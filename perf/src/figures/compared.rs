@@ -565,7 +565,7 @@ mod tests {
         assert_eq!(part.measured, 3.0);
         assert_eq!(
             part.detail,
-            "Forebay 30 /s (30 to 30), s3fs 10 /s (10 to 10); s3fs is V1.90; \
+            "Forebay 30 /s (30 /s to 30 /s), s3fs 10 /s (10 /s to 10 /s); s3fs is V1.90; \
              not compared with mount-s3, rclone; s3fs: 7 bytes came from the origin"
         );
         Ok(())
