@@ -190,8 +190,11 @@ fn main() -> ExitCode {
     match run(&Args::parse()) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(_) if interrupt::came() => {
-            eprintln!("forebay-perf: interrupted; everything cleaned up");
+        Err(error) if interrupt::came() => {
+            match error.to_string().contains(session::NOT_ENDED) {
+                true => eprintln!("forebay-perf: {error:#}"),
+                false => eprintln!("forebay-perf: interrupted; everything cleaned up"),
+            }
             ExitCode::from(130)
         }
         Err(error) => {
@@ -383,11 +386,12 @@ fn compare(peers: &str, scenario: &str, plan: &Plan, measure: &MeasureArgs) -> R
 
 /// Shows an outcome, and writes it where that was wanted.
 fn conclude(outcome: &Outcome, measure: &MeasureArgs) -> Result<()> {
-    if let Some(path) = &measure.json {
-        outcome.write(path)?;
-    }
+    // First what was measured: a path that cannot be written must not lose it.
     print!("{}", table::outcome(outcome));
-    Ok(())
+    match &measure.json {
+        Some(path) => outcome.write(path),
+        None => Ok(()),
+    }
 }
 
 fn measure(figure: Figure, args: &Args) -> Result<String> {

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::budget;
 use crate::ceilings::{Ceiling, Unit};
@@ -14,10 +14,13 @@ use crate::samples::Samples;
 use crate::scenario::Scenario;
 use crate::side::{Side, Turn};
 
+/// In what is said of a side that left something behind.
+pub const NOT_ENDED: &str = "did not end in order";
+
 /// Measures a scenario. Who begins moves on with each round: A B, B A, and so on.
 ///
 /// # Errors
-/// What a side could not do; all are ended before that is told.
+/// What a side could not do; all are ended before that is told. That one did not end in order afterwards is a note.
 pub fn run(
     scenario: &Scenario,
     mut sides: Vec<Box<dyn Side + '_>>,
@@ -27,15 +30,18 @@ pub fn run(
     budget::check(scenario, plan, sides.len())?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
     let measured = measure(&mut sides, plan);
-    let mut cleaned = Ok(());
+    let mut left = Vec::new();
     for side in &mut sides {
-        let ended = side
-            .clean()
-            .with_context(|| format!("{} did not end in order", side.name()));
-        cleaned = cleaned.and(ended);
+        if let Err(error) = side.clean() {
+            left.push(format!("{} {NOT_ENDED}: {error:#}", side.name()));
+        }
     }
-    let (spans, limits, notes) = measured?;
-    cleaned?;
+    let (spans, limits, mut notes) = measured.map_err(|error| match left.is_empty() {
+        true => error,
+        false => anyhow!("{error:#}; and {}", left.join("; ")),
+    })?;
+    // What was measured before that is right.
+    notes.extend(left);
     let outcomes = sides.iter().zip(spans);
     let outcomes: Vec<SideOutcome> = outcomes
         .map(|(side, spans)| SideOutcome::new(side.name(), side.version(), spans))
@@ -199,9 +205,69 @@ mod tests {
         }
     }
 
+    /// Whose spans may fail, and whose end does.
+    struct Lingering {
+        fails: bool,
+    }
+
+    impl Side for Lingering {
+        fn name(&self) -> &str {
+            "Lingering"
+        }
+
+        fn version(&self) -> String {
+            String::new()
+        }
+
+        fn prepare(&mut self) -> Result<()> {
+            Ok(())
+        }
+
+        fn warm(&mut self, _: &Turn) -> Result<()> {
+            Ok(())
+        }
+
+        fn span(&mut self, _: &Turn) -> Result<Span> {
+            ensure!(!self.fails, "torn");
+            Ok(span_of(1, 1.0))
+        }
+
+        fn clean(&mut self) -> Result<()> {
+            ensure!(false, "busy");
+            Ok(())
+        }
+    }
+
     #[test]
-    fn bytes_that_readers_share_come_from_the_disk_once() -> Result<()> {
-        let plan = Plan {
+    fn a_side_that_does_not_end_is_told_and_loses_nothing() -> Result<()> {
+        let plan = short_plan();
+        let scenario: Scenario = "transport".parse()?;
+        let of = |fails| run(&scenario, vec![Box::new(Lingering { fails })], &plan);
+        let outcome = of(false)?;
+        assert_eq!(outcome.sides[0].spans.len(), 1);
+        let told = "Lingering did not end in order: busy".to_owned();
+        assert!(outcome.notes.contains(&told), "{:?}", outcome.notes);
+        let said = of(true).expect_err("its span fails").to_string();
+        assert!(said.contains("torn") && said.contains(&told), "{said}");
+        Ok(())
+    }
+
+    fn span_of(bytes: u64, elapsed_s: f64) -> Span {
+        Span {
+            operations: 1,
+            bytes,
+            elapsed_s,
+            offered_per_s: None,
+            unfinished: 0,
+            first_byte_us: None,
+            latency: None,
+            costs: Vec::new(),
+            machine_busy_s: 0.0,
+        }
+    }
+
+    fn short_plan() -> Plan {
+        Plan {
             run: Run {
                 short: true,
                 dir: std::env::temp_dir(),
@@ -213,7 +279,12 @@ mod tests {
             warm_up: Duration::ZERO,
             seed: 1,
             ceilings: true,
-        };
+        }
+    }
+
+    #[test]
+    fn bytes_that_readers_share_come_from_the_disk_once() -> Result<()> {
+        let plan = short_plan();
         const FILE: u64 = 1 << 30;
         for (scenario, read, from_disk) in [
             ("safetensors:size=1GiB,processes=4", 4 * FILE, FILE),
@@ -224,17 +295,7 @@ mod tests {
             let scenario: Scenario = scenario.parse()?;
             let target = Box::new(LocalFiles::new(&plan));
             let side = MountSide::peer(target, Work::new(&scenario), &plan);
-            let span = Span {
-                operations: 1,
-                bytes: read,
-                elapsed_s: 2.0,
-                offered_per_s: None,
-                unfinished: 0,
-                first_byte_us: None,
-                latency: None,
-                costs: Vec::new(),
-                machine_busy_s: 0.0,
-            };
+            let span = span_of(read, 2.0);
             let outcome = SideOutcome::new("local", String::new(), vec![span]);
             let limit = |name| -> Limit { (Box::new(Fixed(name)), vec![FILE as f64]) };
             let limits = vec![limit("device"), limit("memory copy")];

@@ -61,7 +61,7 @@ impl Ring {
         let entry = read.offset(offset_bytes).build().user_data(slot as u64);
         // SAFETY: the descriptor is open as long as `self.file`. The buffer belongs to this slot alone, is never moved or
         // freed while `self` lives (`AlignedBuf` never grows), nobody looks into it while `under_way` is set, and
-        // `Drop` waits for the ends of all reads before it goes.
+        // `Drop` waits for the ends of all reads before it goes, or where it cannot, forgets the buffers.
         let pushed = unsafe { self.ring.submission().push(&entry) };
         pushed.map_err(|_| io::Error::other("the ring is full"))?;
         self.under_way[slot] = true;
