@@ -77,10 +77,10 @@ fn against(scenario: &Scenario, peers: &[Peer], plan: &Plan) -> Result<Outcome> 
 /// What a row of the page must say besides the numbers: which versions, who is missing, and where bytes came from.
 fn circumstances(outcome: &Outcome) -> Vec<String> {
     let others = outcome.sides[1..].iter();
-    let versions = others.map(|side| format!("{} is {}", side.name, side.version));
+    let versions = others.map(|side| format!("{}: {}", side.name, side.version));
     let notes = outcome.notes.iter().filter(|note| {
         let of = |side: &SideOutcome| note.starts_with(&format!("{}: ", side.name));
-        note.starts_with(MISSING) || outcome.sides.iter().any(of)
+        note.starts_with(MISSING) || note.contains(" bytes ") && outcome.sides.iter().any(of)
     });
     versions.chain(notes.cloned()).collect()
 }
@@ -558,14 +558,15 @@ mod tests {
             notes: vec![
                 format!("{MISSING}mount-s3, rclone"),
                 "s3fs: 7 bytes came from the origin".to_owned(),
-                "the weather is fine".to_owned(),
+                "s3fs: the weather is fine".to_owned(),
+                "7 bytes of others".to_owned(),
             ],
         });
         let part = best("x", Bound::None, &outcome, &OPERATIONS)?;
         assert_eq!(part.measured, 3.0);
         assert_eq!(
             part.detail,
-            "Forebay 30 /s (30 /s to 30 /s), s3fs 10 /s (10 /s to 10 /s); s3fs is V1.90; \
+            "Forebay 30 /s (30 /s to 30 /s), s3fs 10 /s (10 /s to 10 /s); s3fs: V1.90; \
              not compared with mount-s3, rclone; s3fs: 7 bytes came from the origin"
         );
         Ok(())
