@@ -329,17 +329,22 @@ pub fn threads<W>(load: &Load, worker: impl Fn(usize) -> Result<W> + Sync) -> Re
 where
     W: FnMut(u64) -> Result<()>,
 {
-    let barrier = Barrier::new(load.depth);
+    let (barrier, failed) = (Barrier::new(load.depth), AtomicBool::new(false));
     let shared = Mutex::new(None);
     let worker = &worker;
-    let (barrier, shared) = (&barrier, &shared);
+    let (barrier, failed, shared) = (&barrier, &failed, &shared);
     let results: Vec<Result<Paced>> = thread::scope(|scope| {
         let running: Vec<_> = (0..load.depth)
             .map(|part| {
                 scope.spawn(move || {
                     let made = worker(part);
+                    failed.fetch_or(made.is_err(), Relaxed);
                     barrier.wait();
                     let mut work = made?;
+                    if failed.load(Relaxed) {
+                        // Another one tells why: nobody works a whole span for nothing.
+                        return Ok(Paced::default());
+                    }
                     match load.rate {
                         None => closed_thread(&mut work, load, part),
                         Some(rate) => open_thread(&mut work, load, rate, shared),
@@ -468,6 +473,7 @@ where
     let (worker, barrier, next, failed) = (&worker, &barrier, &next, &failed);
     let one = move |number: usize| -> Result<(Tally, Duration)> {
         let made = worker(number);
+        failed.fetch_or(made.is_err(), Relaxed);
         barrier.wait();
         let start = Instant::now();
         let mut tally = Tally {
@@ -665,6 +671,29 @@ mod tests {
             ..random
         };
         assert!(of(&one, 3).iter().all(|place| *place == 0));
+    }
+
+    #[test]
+    fn nobody_works_when_one_cannot_begin() {
+        let worked = AtomicU64::new(0);
+        let one = |_| {
+            worked.fetch_add(1, Relaxed);
+            thread::sleep(Duration::from_millis(1));
+            Ok(())
+        };
+        for rate in [None, Some(100)] {
+            let ended = threads(&load(rate, 3, 300), |part| {
+                ensure!(part != 1, "no file");
+                Ok(one)
+            });
+            assert_eq!(ended.expect_err("one fails").to_string(), "no file");
+        }
+        let ended = shared(3, 100, |part| {
+            ensure!(part != 1, "no file");
+            Ok(|item, _: &mut Tally| one(item))
+        });
+        assert_eq!(ended.expect_err("one fails").to_string(), "no file");
+        assert_eq!(worked.load(Relaxed), 0);
     }
 
     #[test]
