@@ -152,31 +152,7 @@ fn side(text: &mut String, side: &SideOutcome) {
         "first byte after",
         summary.first_byte_us.map(|one| spread(&one, time)),
     );
-    let latency = side.spans.iter().find_map(|span| span.latency.as_ref());
-    if let Some(latency) = latency {
-        let from = match latency.from {
-            Begun::Arrival => "from arrival",
-            Begun::EndOfTheOneBefore => "from the end of the one before",
-            Begun::Submission => "from submission: what waits before is not seen",
-        };
-        let mut names: Vec<(&String, &Spread)> = summary.latency_us.iter().collect();
-        // p99.9 before p99 is how text sorts.
-        names.sort_by(|one, other| one.1.median.total_cmp(&other.1.median));
-        let all = names
-            .iter()
-            .map(|(name, one)| format!("{name} {}", time(one.median)));
-        let all: Vec<String> = all.collect();
-        let without = match unfinished {
-            0 => String::new(),
-            given_up => format!("; without {given_up} that were given up"),
-        };
-        let all = if all.is_empty() {
-            "too few operations in each span".to_owned()
-        } else {
-            all.join(", ")
-        };
-        row("latency", Some(format!("{all} ({from}{without})")));
-    }
+    row("latency", latencies(side, unfinished));
     row(
         "processor time",
         summary.cpu_us_per_operation.map(|one| {
@@ -193,6 +169,33 @@ fn side(text: &mut String, side: &SideOutcome) {
     if let Some(last) = side.spans.last() {
         costs(text, last);
     }
+}
+
+/// Percentiles, and from when they count; `unfinished` operations are in none.
+fn latencies(side: &SideOutcome, unfinished: u64) -> Option<String> {
+    let latency = side.spans.iter().find_map(|span| span.latency.as_ref())?;
+    let from = match latency.from {
+        Begun::Arrival => "from arrival",
+        Begun::EndOfTheOneBefore => "from the end of the one before",
+        Begun::Submission => "from submission: what waits before is not seen",
+    };
+    let mut names: Vec<(&String, &Spread)> = side.summary.latency_us.iter().collect();
+    // p99.9 before p99 is how text sorts.
+    names.sort_by(|one, other| one.1.median.total_cmp(&other.1.median));
+    let all = names
+        .iter()
+        .map(|(name, one)| format!("{name} {}", time(one.median)));
+    let all: Vec<String> = all.collect();
+    let without = match unfinished {
+        0 => String::new(),
+        given_up => format!("; without {given_up} that were given up"),
+    };
+    let all = if all.is_empty() {
+        "too few operations in each span".to_owned()
+    } else {
+        all.join(", ")
+    };
+    Some(format!("{all} ({from}{without})"))
 }
 
 /// What each process used in a span.
@@ -306,6 +309,7 @@ pub fn list() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::recorder::Latency;
 
     #[test]
     fn numbers_have_three_digits_and_a_unit() {
@@ -319,6 +323,29 @@ mod tests {
             [operations(12.0), operations(12_000.0), operations(2e6)],
             ["12.0 /s", "12.0 k/s", "2.00 M/s"]
         );
+    }
+
+    #[test]
+    fn latencies_say_what_they_are_without() {
+        let told = (1.0, 2.0, 3.0);
+        let span = Span {
+            operations: 100,
+            bytes: 0,
+            elapsed_s: 1.0,
+            offered_per_s: Some(100),
+            unfinished: 7,
+            first_byte_us: None,
+            latency: Latency::told(Begun::Arrival, 100, told, vec![(50.0, 2.0)]),
+            costs: Vec::new(),
+            machine_busy_s: 0.0,
+        };
+        let of = SideOutcome::new("Forebay", String::new(), vec![span]);
+        let mut text = String::new();
+        side(&mut text, &of);
+        let wanted = "p50 2.00 us (from arrival; without 7 that were given up)";
+        assert!(text.contains(wanted), "{text}");
+        let whole = latencies(&of, 0);
+        assert_eq!(whole.as_deref(), Some("p50 2.00 us (from arrival)"));
     }
 
     #[test]
