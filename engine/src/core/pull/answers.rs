@@ -101,6 +101,13 @@ impl<P: Platform> Core<P> {
                 return self.back_off_pull(now, key);
             }
             FetchStatus::NotOwner { owner } if owner == me => pull.route.end(),
+            // Its view did not become this one's meanwhile. Whichever of the two is the later, what it brings in the
+            // stead of that owner is kept where both find it; what the next in line would bring is not.
+            FetchStatus::NotOwner { owner }
+                if !self.group.knows(owner) && !std::mem::replace(&mut pull.redirected, true) =>
+            {
+                pull.route.redirect(step.peer);
+            }
             FetchStatus::NotOwner { owner } if !std::mem::replace(&mut pull.redirected, true) => {
                 pull.route.redirect(owner);
             }

@@ -307,6 +307,32 @@ fn a_member_that_does_not_own_names_the_one_that_does_and_no_loop_comes_of_it() 
 }
 
 #[test]
+fn an_owner_that_still_names_one_that_has_left_is_asked_in_its_stead() {
+    let view = everyone();
+    let mut bench = Bench::grouped(view.clone());
+    let at = bench.stripe_of(&view, OTHERS[0], 0);
+    let outcome = bench.read(at, 4096, 0);
+    bench.turn();
+    let owner = PeerId(77);
+    let mut waits = 0;
+    let asked = loop {
+        let asked = bench.asked();
+        assert_eq!(asked.to, OTHERS[0], "the next in line would read it again");
+        if asked.request.forwarded {
+            break asked;
+        }
+        waits += 1;
+        assert!(waits < 10, "it is asked the same for ever");
+        bench.refuse(asked, Ok(FetchStatus::NotOwner { owner }));
+        bench.pass(Duration::from_secs(1));
+    };
+    assert!(waits > 1, "the view on its way is waited for first");
+    bench.give(asked, false);
+    expect_bytes(&outcome, at, 4096);
+    assert!(bench.gets().is_empty());
+}
+
+#[test]
 fn a_name_is_told_when_it_is_asked_for() {
     let view = everyone();
     let mut bench = Bench::grouped(view.clone());
