@@ -6,6 +6,7 @@
 //! | [`side`], [`sides`] | who does it |
 //! | [`layers`] | Forebay's layers one at a time |
 //! | [`patterns`] | what users do with a mount |
+//! | [`paths`] | pinned hot paths, whose instructions are counted |
 //! | [`targets`] | whose files are read |
 //! | [`peers`] | public tools that do the same |
 //! | [`pace`] | closed and open loops |
@@ -57,6 +58,7 @@ pub mod network;
 pub mod null_server;
 pub mod outcome;
 pub mod pace;
+pub mod paths;
 pub mod patterns;
 pub mod peers;
 pub mod plan;

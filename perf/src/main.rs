@@ -15,6 +15,8 @@ use forebay_perf::network::ours::{self, Load};
 use forebay_perf::network::port::PortArgs;
 use forebay_perf::network::read_or_write;
 use forebay_perf::outcome::{self, Outcome};
+use forebay_perf::paths::Path as PinnedPath;
+use forebay_perf::paths::command::{self, CountArgs};
 use forebay_perf::patterns::tensors;
 use forebay_perf::peers::Peer;
 use forebay_perf::plan::Plan;
@@ -72,6 +74,18 @@ enum Cmd {
         scenario: String,
         #[command(flatten)]
         measure: MeasureArgs,
+    },
+    /// Counts the instructions of pinned hot paths with valgrind, and whose they are: `count hit-4k --functions`. Times of a
+    /// machine have moods, these have not.
+    Count(CountArgs),
+    /// Does one pinned path so often, to be looked at with a profiler.
+    #[command(hide = true)]
+    Path {
+        /// Its name.
+        name: String,
+        /// How often.
+        #[arg(long)]
+        operations: u64,
     },
     /// Shows all scenarios with their settings.
     List,
@@ -148,7 +162,11 @@ impl Cmd {
     fn watches(&self) -> bool {
         !matches!(
             self,
-            Cmd::List | Cmd::Peer { .. } | Cmd::ReadTensors { .. } | Cmd::NullServer { .. }
+            Cmd::List
+                | Cmd::Path { .. }
+                | Cmd::Peer { .. }
+                | Cmd::ReadTensors { .. }
+                | Cmd::NullServer { .. }
         )
     }
 }
@@ -214,6 +232,7 @@ fn run(args: &Args) -> Result<bool> {
             print!("{}", table::list());
             Ok(true)
         }
+        Cmd::Count(count) => command::count(count, place(args)?.scratch()?.path()),
         Cmd::Run { scenario, measure } => {
             let scenario: Scenario = scenario.parse()?;
             let plan = plan(args, measure)?;
@@ -259,7 +278,16 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         span: Duration::from_secs(seconds),
     };
     match command {
-        Cmd::Figure { .. } | Cmd::Figures | Cmd::Run { .. } | Cmd::Compare { .. } | Cmd::List => {}
+        Cmd::Figure { .. }
+        | Cmd::Figures
+        | Cmd::Run { .. }
+        | Cmd::Compare { .. }
+        | Cmd::Count(_)
+        | Cmd::List => {}
+        Cmd::Path { name, operations } => {
+            let dir = place(args)?.scratch()?;
+            PinnedPath::by_name(name)?.walk(*operations, dir.path())?;
+        }
         Cmd::ReadTensors {
             file,
             tensors,
@@ -442,6 +470,8 @@ mod tests {
             ("compare local epoch", true),
             ("figure engine-4k", true),
             ("figures", true),
+            ("count hit-4k", true),
+            ("path hit-4k --operations 1", false),
             ("fetch 4096 1 1", true),
             ("read-or-write", true),
             ("list", false),

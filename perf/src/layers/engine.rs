@@ -53,16 +53,50 @@ const LOOKS: u32 = 1_000;
 
 /// Where answers arrive.
 #[derive(Debug)]
-struct Mailbox {
+pub(crate) struct Mailbox {
     ended: ArrayQueue<usize>,
     failed: AtomicBool,
     copies: bool,
 }
 
+impl Mailbox {
+    /// For so many answers that were not taken yet; with `copies` each is copied to a reader, as front ends do.
+    pub fn new(depth: usize, copies: bool) -> Mailbox {
+        Mailbox {
+            ended: ArrayQueue::new(depth),
+            failed: AtomicBool::new(false),
+            copies,
+        }
+    }
+
+    /// The slot of the next answer.
+    pub fn pop(&self) -> Option<usize> {
+        self.ended.pop()
+    }
+
+    /// Whether an answer was an error.
+    pub fn has_failed(&self) -> bool {
+        self.failed.load(Relaxed)
+    }
+}
+
 /// Answers one slot.
-struct SlotReply {
+pub(crate) struct SlotReply {
     slot: usize,
     mailbox: Arc<Mailbox>,
+}
+
+impl SlotReply {
+    /// Answers `slot` in `mailbox`.
+    pub fn new(slot: usize, mailbox: Arc<Mailbox>) -> SlotReply {
+        SlotReply { slot, mailbox }
+    }
+
+    /// The answer is an error.
+    pub fn fail(self) {
+        self.mailbox.failed.store(true, Relaxed);
+        let _ = self.mailbox.ended.push(self.slot);
+    }
 }
 
 thread_local! {
@@ -86,8 +120,7 @@ impl Reply for SlotReply {
     }
 
     fn error(self, _: ReadError) {
-        self.mailbox.failed.store(true, Relaxed);
-        let _ = self.mailbox.ended.push(self.slot);
+        self.fail();
     }
 }
 
@@ -96,6 +129,16 @@ impl Reply for SlotReply {
 struct MemoryOrigin {
     events: VecDeque<OriginEvent>,
     asked: Arc<AtomicU64>,
+}
+
+impl MemoryOrigin {
+    /// Counts in `asked`.
+    fn counted(asked: Arc<AtomicU64>) -> MemoryOrigin {
+        MemoryOrigin {
+            events: VecDeque::new(),
+            asked,
+        }
+    }
 }
 
 impl Origin for MemoryOrigin {
@@ -175,11 +218,10 @@ impl ClientReads {
         Ok(ClientReads {
             client,
             cores,
-            mailbox: Arc::new(Mailbox {
-                ended: ArrayQueue::new(scenario.count("depth") as usize),
-                failed: AtomicBool::new(false),
-                copies: scenario.word("answer") == "copied",
-            }),
+            mailbox: Arc::new(Mailbox::new(
+                scenario.count("depth") as usize,
+                scenario.word("answer") == "copied",
+            )),
             object: Arc::new(ObjectVersion::new(
                 bucket,
                 "data".into(),
@@ -214,10 +256,7 @@ fn own_core(memory_bytes: u64, asked: Arc<AtomicU64>) -> Result<(Client<SlotRepl
     let parts: Parts<Local> = Parts {
         disk: Disk::absent(),
         transport: NoTransport::default(),
-        origin: MemoryOrigin {
-            events: VecDeque::new(),
-            asked,
-        },
+        origin: MemoryOrigin::counted(asked),
         membership: Solo,
         clock,
         rng: SplitMix::new(1),
@@ -258,10 +297,7 @@ fn threads(
         false,
     )?;
     let engine = Engine::start(config, Vec::<DiskSource>::new(), move |_| {
-        Ok(MemoryOrigin {
-            events: VecDeque::new(),
-            asked: asked.clone(),
-        })
+        Ok(MemoryOrigin::counted(asked.clone()))
     })?;
     Ok((
         engine.client(),
@@ -317,10 +353,7 @@ impl Slots for ClientReads {
                 }
             }
         }
-        ensure!(
-            !self.mailbox.failed.load(Relaxed),
-            "a read ended with an error"
-        );
+        ensure!(!self.mailbox.has_failed(), "a read ended with an error");
         Ok(())
     }
 }

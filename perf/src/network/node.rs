@@ -3,7 +3,7 @@
 //! The peer is a process of its own: `forebay-perf peer`, which says where it listens.
 
 use std::io::{BufRead, BufReader};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -110,6 +110,26 @@ impl Node {
         })
     }
 
+    /// Its only peer listens there.
+    fn knows(&self, address: SocketAddr) {
+        self.tcp.set_members(&View::new(vec![Member {
+            id: PEER,
+            weight: 1,
+            cores: 1,
+            addresses: [address].into(),
+        }]));
+    }
+
+    fn asking(&self) -> Result<Asking<TcpTransport>> {
+        let (mut seat, clock) = (Seat::new()?, MonotonicClock::start());
+        Ok(Asking {
+            transport: self.tcp(&mut seat, clock)?,
+            seat,
+            arena: Arena::new(MEMORY_BYTES)?,
+            clock,
+        })
+    }
+
     fn tcp(&self, seat: &mut Seat, clock: MonotonicClock) -> Result<TcpTransport> {
         let transport = self.tcp.transport(0, seat.doorbell.clone(), clock)?;
         seat.parker.watch(transport.fd().try_clone_to_owned()?);
@@ -167,6 +187,34 @@ fn answer(mut seat: Seat, mut transport: impl Transport, arena: Arena, poll: Pol
     }
 }
 
+/// Both ends of a TCP connection in this process, for one thread to turn.
+pub(crate) struct Couple {
+    asker: Node,
+    peer: Node,
+}
+
+impl Couple {
+    /// Two nodes on loopback, of which the first knows the second.
+    pub fn start() -> Result<Couple> {
+        let peer = Node::start(PEER, Some(Ipv4Addr::LOCALHOST.into()), None)?;
+        let address = peer.tcp.addresses().first().copied();
+        let asker = Node::start(ASKER, None, None)?;
+        asker.knows(address.context("no listener")?);
+        Ok(Couple { asker, peer })
+    }
+
+    /// Who asks.
+    pub fn asking(&self) -> Result<Asking<TcpTransport>> {
+        self.asker.asking()
+    }
+
+    /// Who answers, and its memory.
+    pub fn answering(&self) -> Result<(TcpTransport, Arena)> {
+        let transport = self.peer.tcp(&mut Seat::new()?, MonotonicClock::start())?;
+        Ok((transport, Arena::new(MEMORY_BYTES)?))
+    }
+}
+
 /// A peer that runs, and this process's way to it.
 pub(crate) struct Pair {
     peer: Killed,
@@ -196,12 +244,7 @@ impl Pair {
         let address = line.trim().parse();
         let address = address.with_context(|| format!("the peer says {line:?}, no address"))?;
         let node = Node::start(ASKER, None, way.rdma.as_ref())?;
-        node.tcp.set_members(&View::new(vec![Member {
-            id: PEER,
-            weight: 1,
-            cores: 1,
-            addresses: [address].into(),
-        }]));
+        node.knows(address);
         Ok(Pair { peer, node })
     }
 
@@ -212,13 +255,7 @@ impl Pair {
 
     /// Asks over TCP.
     pub fn over_tcp(&self) -> Result<Asking<TcpTransport>> {
-        let (mut seat, clock) = (Seat::new()?, MonotonicClock::start());
-        Ok(Asking {
-            transport: self.node.tcp(&mut seat, clock)?,
-            seat,
-            arena: Arena::new(MEMORY_BYTES)?,
-            clock,
-        })
+        self.node.asking()
     }
 
     /// Asks over RDMA; its connection is there.
