@@ -79,6 +79,39 @@ fn check_forebay(outcome: &Outcome) {
     );
 }
 
+/// That of one path: with the parts that it must have, twice the same.
+#[test]
+fn instructions_of_a_path_are_counted_and_come_out_the_same_again() {
+    if forebay_perf::paths::callgrind::version().is_err() {
+        println!("SKIPPED: counts of instructions: valgrind is not installed");
+        return;
+    }
+    let count = || {
+        let file = tempfile::NamedTempFile::new().expect("a file can be made");
+        let json = file.path().to_str().expect("its name is text");
+        let output = perf(&["count", "disk-4k", "--operations", "640", "--json", json]);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let written = std::fs::read_to_string(file.path()).expect("it was written");
+        let value: Value = serde_json::from_str(&written).expect("it is JSON");
+        let path = &value["paths"]["disk-4k"];
+        for part in ["index", "checksum", "copy", "engine"] {
+            assert!(
+                path["parts"][part].as_f64().is_some_and(|each| each > 10.0),
+                "no {part} in {written}"
+            );
+        }
+        let each = path["instructions_per_operation"].as_f64();
+        each.expect("it is a number")
+    };
+    let (first, second) = (count(), count());
+    assert!(
+        (first / second - 1.0).abs() < 0.005,
+        "{first} and {second} are not the same"
+    );
+    let wrong = perf(&["count", "hit-5k"]);
+    assert!(!wrong.status.success() && text(&wrong.stderr).contains("there are: hit-4k"));
+}
+
 fn has_fuse() -> bool {
     let there = Path::new("/dev/fuse").exists() && rustix::process::geteuid().is_root();
     if !there {
