@@ -49,7 +49,10 @@ impl Controllers {
                 }
                 Some(one) => match one.upgrade().map(|one| (one.watch.lost.loss(), one)) {
                     Some((None, one)) => return Ok(one),
-                    Some((Some(loss), _)) => {
+                    Some((Some(loss), one)) => {
+                        // It may be the last handle: its end waits for the thread, which waits for `known`.
+                        drop(known);
+                        drop(one);
                         let address = address.to_string();
                         return Err(OpenError::Held { address, loss });
                     }
@@ -168,7 +171,7 @@ fn serve(raw: Arc<RawController>, watch: &Watch, lives: &Receiver<()>) {
             asked = Some(Instant::now());
             health.ask(&raw);
         }
-        if !watch.around(|| raw.poll_admin()) {
+        if !watch.around(|still| raw.poll_admin(still)) {
             watch.lost.lose(Loss::Removed);
         }
         if let Some(page) = health.answer() {

@@ -6,14 +6,16 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_engine::arena::Lease;
 use forebay_engine::ports::{
     BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, Full,
 };
 
 use crate::driver::{QueuePair, Refusal, Work};
-use crate::error::Loss;
+use crate::error::{Loss, MemoryError, QueueError};
 use crate::namespace::Namespace;
 use crate::pace::Pace;
+use crate::trial::{Failed, reaches};
 use crate::watch::Gate;
 
 /// The deepest queue.
@@ -60,6 +62,8 @@ pub struct SpdkDevice {
     /// Something was submitted and no doorbell rung for it.
     submitted: bool,
     pace: Pace,
+    /// Where a loss is signalled, as long as this is there.
+    woken: Option<Arc<OwnedFd>>,
 }
 
 impl SpdkDevice {
@@ -72,6 +76,7 @@ impl SpdkDevice {
             ready: VecDeque::new(),
             submitted: false,
             pace: Pace::new(options.spin),
+            woken: None,
         }
     }
 
@@ -87,8 +92,30 @@ impl SpdkDevice {
     /// When there is no descriptor left.
     pub fn signal_at(&mut self, eventfd: BorrowedFd<'_>) -> io::Result<()> {
         let eventfd: OwnedFd = eventfd.try_clone_to_owned()?;
-        self.namespace().wake(eventfd);
+        let eventfd = Arc::new(eventfd);
+        self.namespace().wake(&eventfd);
+        self.woken = Some(eventfd);
         Ok(())
+    }
+
+    /// Tries out whether the device reaches `buffers`, which are of this queue pair's arena ([`Arena::probes`]): reads its first sector
+    /// into each. For a PCI device before it is used: nothing else tells that the IOMMU has refused its memory. Blocks.
+    ///
+    /// # Errors
+    /// [`QueueError::Memory`]: the device must not be used.
+    ///
+    /// [`Arena::probes`]: forebay_engine::arena::Arena::probes
+    pub fn check_memory(&mut self, buffers: Vec<Lease>) -> Result<Vec<Lease>, QueueError> {
+        let (buffers, outcome) = reaches(self, buffers);
+        let why = match outcome {
+            Ok(()) => return Ok(buffers),
+            Err(Failed::Unreached(buffers)) => MemoryError::Unreached { buffers },
+            Err(Failed::Device(error)) => MemoryError::Device(error),
+        };
+        Err(QueueError::Memory {
+            address: self.namespace().address().to_string(),
+            why,
+        })
     }
 
     /// How an operation ends that SPDK need not see.

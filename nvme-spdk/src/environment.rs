@@ -1,14 +1,17 @@
 //! SPDK in this process: started once.
 
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use forebay_engine::arena::Mapping;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use crate::address::{Address, PciAddress};
+use crate::behind::{self, Behind};
 use crate::controller::{Controller, Controllers};
 use crate::driver::{ConnectOptions, Registration, StartOptions, has_iommu, start};
 use crate::error::{EnvironmentError, MemoryError, OpenError};
+use crate::locked::locked;
 use crate::pages::in_reserved_huge_pages;
 use crate::watch::lock;
 
@@ -73,14 +76,29 @@ impl Environment {
         address: &Address,
         options: ConnectOptions,
     ) -> Result<Arc<Controller>, OpenError> {
-        if let Some(pci) = address.pci().filter(|pci| !self.pci.contains(pci)) {
-            return Err(OpenError::NotAllowed(pci.to_string()));
+        if let Some(pci) = address.pci() {
+            if !self.pci.contains(&pci) {
+                return Err(OpenError::NotAllowed(pci.to_string()));
+            }
+            behind(&pci)?;
         }
         self.controllers.open(address, options)
     }
 
-    /// Makes an arena known to PCI devices, once for all queue pairs.
-    pub(crate) fn register(&self, mapping: &Mapping) -> Result<Arc<Registration>, MemoryError> {
+    /// Makes an arena known to PCI devices, once for all queue pairs. `behind` tells of the device that asks.
+    pub(crate) fn register(
+        &self,
+        mapping: &Mapping,
+        behind: Behind,
+    ) -> Result<Arc<Registration>, MemoryError> {
+        let start = mapping.as_ptr() as usize;
+        let len_bytes = mapping.whole_bytes();
+        // A device without an IOMMU writes to where a page was when it was looked up; only reserved huge pages never move,
+        // and are there before they are first written. What SPDK found may be true of other devices of this machine only.
+        let translated = has_iommu() && behind == Behind::Iommu;
+        if !translated && !in_reserved_huge_pages(start..start + len_bytes) {
+            return Err(MemoryError::NoIommu);
+        }
         let mut known = lock(&self.memory);
         known.retain(|one| one.strong_count() > 0);
         if let Some(one) = known
@@ -90,17 +108,30 @@ impl Environment {
         {
             return Ok(one);
         }
-        let start = mapping.as_ptr() as usize;
-        // A device without an IOMMU writes to where a page was when it was looked up; only reserved huge pages never move,
-        // and are there before they are first written.
-        if !has_iommu() && !in_reserved_huge_pages(start..start + mapping.whole_bytes()) {
-            return Err(MemoryError::NoIommu);
+        // SPDK does not tell when the kernel refuses.
+        if let Some(locked) = locked().filter(|locked| !locked.has_room_for(len_bytes)) {
+            return Err(MemoryError::Limit {
+                limit_bytes: locked.limit_bytes,
+                locked_bytes: locked.locked_bytes,
+                wanted_bytes: len_bytes as u64,
+            });
         }
         let new = Registration::new(mapping.clone());
         let new = Arc::new(new.map_err(|errno| MemoryError::Refused { errno })?);
         known.push(Arc::downgrade(&new));
         Ok(new)
     }
+}
+
+/// What stands between a PCI device and memory.
+///
+/// # Errors
+/// When it is not bound to the driver that gives it to programs.
+pub(crate) fn behind(pci: &PciAddress) -> Result<Behind, OpenError> {
+    behind::look(Path::new("/sys"), pci).map_err(|why| OpenError::Driver {
+        address: pci.to_string(),
+        why,
+    })
 }
 
 /// Starts SPDK on this thread, which may run where it might before.

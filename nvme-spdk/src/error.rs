@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use forebay_engine::ports::DeviceError;
+
 /// Why SPDK cannot be started in this process.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvironmentError {
@@ -45,6 +47,17 @@ pub enum OpenError {
          that it listens there and knows the subsystem"
     )]
     Attach(String),
+    /// It is not bound to the driver that gives it to programs.
+    #[error(
+        "PCI device {address} {why}, not by vfio-pci: `forebay device bind {address}` binds it; other drivers for programs, such as \
+         uio_pci_generic, are not used"
+    )]
+    Driver {
+        /// Where.
+        address: String,
+        /// What is so.
+        why: String,
+    },
     /// It is lost, and somebody in this process still has it.
     #[error(
         "{address} was lost ({loss}) and is still in use by this process: it can be opened again when that has ended, or by a restart"
@@ -112,6 +125,9 @@ pub enum QueueError {
     /// It has no queue pair left, or does not answer.
     #[error("{0} gives no queue pair: it has fewer than this node has cores, or does not answer")]
     Refused(String),
+    /// Its driver was changed meanwhile.
+    #[error(transparent)]
+    Driver(#[from] OpenError),
     /// The arena is not memory that a PCI device may reach.
     #[error("{address}: {why}")]
     Memory {
@@ -127,13 +143,40 @@ pub enum QueueError {
 pub enum MemoryError {
     /// The device would reach memory by physical addresses, and this memory may move.
     #[error(
-        "this machine has no IOMMU in use, so the device would reach memory that may move: switch the IOMMU on (in the firmware, and \
+        "no IOMMU stands before the device, so it would reach memory that may move: switch the IOMMU on (in the firmware, and \
          `intel_iommu=on` or `amd_iommu=on` for the kernel), or give the kernel's device, such as /dev/nvme0n1"
     )]
     NoIommu,
+    /// The limit on locked memory is too low for it.
+    #[error(
+        "the limit of locked memory is {limit_bytes} bytes, of which {locked_bytes} are used, and the device needs {wanted_bytes} more for \
+         its buffers: raise it (`ulimit -l unlimited`, LimitMEMLOCK=infinity for systemd, the capability IPC_LOCK for containers), or give less --memory"
+    )]
+    Limit {
+        /// `RLIMIT_MEMLOCK`.
+        limit_bytes: u64,
+        /// What is locked already.
+        locked_bytes: u64,
+        /// What would be.
+        wanted_bytes: u64,
+    },
+    /// The device was tried out, and its reads bring nothing.
+    #[error(
+        "the device does not reach {buffers} of the node's buffers: its reads end well and bring nothing. The kernel or the IOMMU refused them: see \
+         that locked memory is not limited (`ulimit -l`; in a user namespace the limit of the machine counts), that `dma_entry_limit` of \
+         vfio_iommu_type1 is not too low, and the kernel's log; or give less --memory"
+    )]
+    Unreached {
+        /// Places in which it was tried.
+        buffers: usize,
+    },
+    /// The device was tried out, and cannot be read.
+    #[error("its first sector cannot be read ({0})")]
+    Device(DeviceError),
     /// SPDK does not take it.
     #[error(
-        "SPDK does not take the buffers for device memory ({errno}): see that the limit of locked memory (`ulimit -l`) is not below them"
+        "SPDK does not take the buffers for device memory (errno {errno}): the kernel must have transparent huge pages switched on (`madvise` or \
+         `always`) and be 5.14 or newer, and where the IOMMU is narrow this takes root"
     )]
     Refused {
         /// A negative errno.

@@ -14,6 +14,25 @@ pub(crate) struct Fingerprint {
 }
 
 impl Fingerprint {
+    /// Its names that are unique in the world, with its number in its controller; none where it has no such name.
+    pub(crate) fn world_name(&self, number: u32) -> Option<String> {
+        let names: [(&str, &[u8]); 3] = [
+            ("nguid", &self.nguid),
+            ("eui64", &self.eui64),
+            ("uuid", &self.uuid),
+        ];
+        let given = names
+            .iter()
+            .filter(|(_, bytes)| bytes.iter().any(|byte| *byte != 0));
+        let words: Vec<String> = given
+            .map(|(kind, bytes)| {
+                let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("{kind}.{digits}")
+            })
+            .collect();
+        (!words.is_empty()).then(|| format!("{} ns:{number}", words.join(" ")))
+    }
+
     /// What has become of the namespace, of which `used_bytes` are used; none while it is the same. It may grow.
     pub(crate) fn change(&self, now: &Fingerprint, used_bytes: u64) -> Option<Change> {
         let names = |one: &Fingerprint| (one.nguid, one.eui64, one.uuid);
@@ -62,6 +81,14 @@ mod tests {
         assert_eq!(with(|now| now.eui64[3] = 0), Some(Change::Replaced));
         assert_eq!(with(|now| now.uuid[3] = 0), Some(Change::Replaced));
         assert_eq!(with(|now| now.capacity_bytes = 4096), Some(Change::Smaller));
+        let name = format!(
+            "nguid.{} eui64.{} uuid.{} ns:5",
+            "01".repeat(16),
+            "02".repeat(8),
+            "03".repeat(16)
+        );
+        assert_eq!(opened.world_name(5), Some(name));
+        assert_eq!(Fingerprint::default().world_name(5), None);
         let nameless = Fingerprint {
             capacity_bytes: 1 << 20,
             ..Fingerprint::default()

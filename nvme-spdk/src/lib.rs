@@ -6,6 +6,9 @@
 //! | `status` | what an NVMe status means to the engine | there |
 //! | `error` | why something cannot be used, and why it was lost | there |
 //! | `fingerprint` | whether a namespace is still what was opened | there |
+//! | `behind` | whether an IOMMU stands between a PCI device and memory | there |
+//! | `locked` | how much memory may still be locked | there |
+//! | `trial` | whether a device reaches its buffers | there |
 //! | `pages` | which memory is in reserved huge pages | there |
 //! | `watch` | whether controllers and namespaces are lost, and whom that wakes | there |
 //! | `pace` | how often a device is looked at that signals nothing | there |
@@ -21,6 +24,8 @@
 #![deny(unsafe_code)]
 
 mod address;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod behind;
 #[cfg(feature = "spdk")]
 mod controller;
 #[cfg(feature = "spdk")]
@@ -36,6 +41,8 @@ mod error;
 mod ffi;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod fingerprint;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod locked;
 #[cfg(feature = "spdk")]
 mod namespace;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
@@ -44,6 +51,8 @@ mod pace;
 mod pages;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod status;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod trial;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod watch;
 

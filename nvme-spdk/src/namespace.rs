@@ -11,10 +11,10 @@ use crate::address::Address;
 use crate::controller::Controller;
 use crate::device::{QueueOptions, SpdkDevice};
 use crate::driver::{ConnectOptions, Identity, QueuePair, RawNamespace};
-use crate::environment::Environment;
+use crate::environment::{Environment, behind};
 use crate::error::{Change, Loss, OpenError, QueueError};
 use crate::fingerprint::Fingerprint;
-use crate::watch::{Lost, Observed};
+use crate::watch::{Lost, Observed, Still};
 
 /// Sectors that the engine's pages fit.
 const SECTORS_BYTES: [u32; 2] = [512, 4096];
@@ -60,6 +60,7 @@ pub struct Namespace {
     opened: Arc<Opened>,
     can_flush: bool,
     can_discard: bool,
+    transfer_bytes_max: u32,
     environment: Arc<Environment>,
     // After the namespace, which is part of it.
     controller: Arc<Controller>,
@@ -80,39 +81,51 @@ impl Namespace {
             timeout: options.timeout,
         };
         let controller = environment.controller(address, connect)?;
-        let raw = controller.raw().namespace(address.namespace());
+        // No look at it while the controller's thread may exchange it; and it is compared from then on.
+        controller.watch.around(|still| {
+            let namespace = Self::find(environment, &controller, address, options, still)?;
+            let observed: Arc<dyn Observed> = namespace.opened.clone();
+            controller.watch.observe(Arc::downgrade(&observed));
+            Ok(namespace)
+        })
+    }
+
+    fn find(
+        environment: &Arc<Environment>,
+        controller: &Arc<Controller>,
+        address: &Address,
+        options: &OpenOptions,
+        still: &Still,
+    ) -> Result<Arc<Self>, OpenError> {
+        let raw = controller.raw().namespace(address.namespace(), still);
         let raw = raw.map_err(|found| OpenError::NoNamespace {
             address: address.to_string(),
             namespace: address.namespace().unwrap_or(0),
             found,
         })?;
-        // No look at it while the controller's thread may exchange it.
-        let namespace = controller.watch.around(|| {
-            let geometry = geometry(&raw, address, options)?;
-            Ok::<_, OpenError>(Arc::new(Self {
-                read_only: options.read_only || raw.is_write_protected(),
-                identity: controller.raw().identity(),
-                geometry,
-                opened: Arc::new(Opened {
-                    raw: raw.again(),
-                    fingerprint: raw.fingerprint(),
-                    used_bytes: geometry.capacity_bytes,
-                    lost: Lost::default(),
-                }),
-                can_flush: raw.can_flush(),
-                can_discard: raw.can_discard(),
-                environment: environment.clone(),
-                raw,
-                address: address.clone(),
-                controller: controller.clone(),
-            }))
-        })?;
-        let observed: Arc<dyn Observed> = namespace.opened.clone();
-        controller.watch.observe(Arc::downgrade(&observed));
-        Ok(namespace)
+        let geometry = geometry(&raw, address, options, still)?;
+        Ok(Arc::new(Self {
+            read_only: options.read_only || raw.is_write_protected(still),
+            identity: controller.raw().identity(),
+            geometry,
+            opened: Arc::new(Opened {
+                raw: raw.again(),
+                fingerprint: raw.fingerprint(still),
+                used_bytes: geometry.capacity_bytes,
+                lost: Lost::default(),
+            }),
+            can_flush: raw.can_flush(still),
+            can_discard: raw.can_discard(still),
+            transfer_bytes_max: raw.transfer_bytes_max(still),
+            environment: environment.clone(),
+            raw,
+            address: address.clone(),
+            controller: controller.clone(),
+        }))
     }
 
-    /// A queue pair for the calling thread. What is under way has its buffers in the arena that `arena` belongs to.
+    /// A queue pair for the calling thread. What is under way has its buffers in the arena that `arena` belongs to. That a PCI
+    /// device reaches them is known only when [`SpdkDevice::check_memory`] has tried it.
     ///
     /// # Errors
     /// [`QueueError`]; its text names the address.
@@ -129,9 +142,9 @@ impl Namespace {
             });
         }
         // Through a network the bytes are copied by the kernel's sockets, from and to any memory.
-        let memory = match self.is_pci() {
-            true => Some(self.environment.register(arena)),
-            false => None,
+        let memory = match self.address.pci() {
+            Some(pci) => Some(self.environment.register(arena, behind(&pci)?)),
+            None => None,
         };
         let memory = memory.transpose().map_err(|why| QueueError::Memory {
             address: address(),
@@ -191,11 +204,21 @@ impl Namespace {
         (self.opened.lost.loss()).or_else(|| self.controller.watch.lost.loss())
     }
 
-    /// Signals at `eventfd` when it is lost.
-    pub(crate) fn wake(&self, eventfd: OwnedFd) {
-        let eventfd = Arc::new(eventfd);
-        self.opened.lost.wake(eventfd.clone());
+    /// Signals at `eventfd` when it is lost, as long as the caller has it.
+    pub(crate) fn wake(&self, eventfd: &Arc<OwnedFd>) {
+        self.opened.lost.wake(eventfd);
         self.controller.watch.lost.wake(eventfd);
+    }
+
+    /// What tells it from every other namespace in the world, as its vendor or target has given it: in hexadecimal, with its number.
+    /// None where it has no such name.
+    pub fn world_name(&self) -> Option<String> {
+        let name = self.opened.fingerprint.world_name(self.number())?;
+        // Some vendors give many drives one name; their serial numbers differ. A target's serial number is any.
+        Some(match self.is_pci() {
+            true => format!("{name} serial:{}", self.serial()),
+            false => name,
+        })
     }
 
     pub(crate) fn can_flush(&self) -> bool {
@@ -204,6 +227,10 @@ impl Namespace {
 
     pub(crate) fn can_discard(&self) -> bool {
         self.can_discard
+    }
+
+    pub(crate) fn transfer_bytes_max(&self) -> u32 {
+        self.transfer_bytes_max
     }
 
     pub(crate) fn controller(&self) -> &Controller {
@@ -231,9 +258,9 @@ struct Opened {
 }
 
 impl Observed for Opened {
-    fn change(&self) -> Option<Change> {
-        match self.raw.is_active() {
-            true => (self.fingerprint).change(&self.raw.fingerprint(), self.used_bytes),
+    fn change(&self, still: &Still) -> Option<Change> {
+        match self.raw.is_active(still) {
+            true => (self.fingerprint).change(&self.raw.fingerprint(still), self.used_bytes),
             false => Some(Change::Gone),
         }
     }
@@ -247,8 +274,9 @@ fn geometry(
     raw: &RawNamespace,
     address: &Address,
     options: &OpenOptions,
+    still: &Still,
 ) -> Result<DeviceGeometry, OpenError> {
-    let (sector_bytes, metadata_bytes) = (raw.sector_bytes(), raw.metadata_bytes());
+    let (sector_bytes, metadata_bytes) = (raw.sector_bytes(still), raw.metadata_bytes(still));
     if !SECTORS_BYTES.contains(&sector_bytes) {
         return Err(OpenError::Sector {
             address: address.to_string(),
@@ -261,7 +289,7 @@ fn geometry(
             metadata_bytes,
         });
     }
-    let have_bytes = raw.capacity_bytes();
+    let have_bytes = raw.capacity_bytes(still);
     let want_bytes = options.capacity_bytes.unwrap_or(have_bytes);
     let capacity_bytes = want_bytes - want_bytes % u64::from(sector_bytes);
     if want_bytes > have_bytes || capacity_bytes == 0 {

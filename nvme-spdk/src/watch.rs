@@ -38,7 +38,7 @@ impl Gate {
 #[derive(Debug, Default)]
 pub(crate) struct Lost {
     loss: OnceLock<Loss>,
-    wakers: Mutex<Vec<Arc<OwnedFd>>>,
+    wakers: Mutex<Vec<Weak<OwnedFd>>>,
 }
 
 impl Lost {
@@ -49,20 +49,22 @@ impl Lost {
         if self.loss.set(loss).is_err() {
             return;
         }
-        wakers.iter().for_each(|eventfd| signal(eventfd));
+        let there = wakers.iter().filter_map(Weak::upgrade);
+        there.for_each(|eventfd| signal(&eventfd));
     }
 
     pub(crate) fn loss(&self) -> Option<Loss> {
         self.loss.get().copied()
     }
 
-    /// Signals there when it is lost; at once when it is already.
-    pub(crate) fn wake(&self, eventfd: Arc<OwnedFd>) {
+    /// Signals there when it is lost, as long as somebody has it; at once when it is already.
+    pub(crate) fn wake(&self, eventfd: &Arc<OwnedFd>) {
         let mut wakers = lock(&self.wakers);
         if self.loss().is_some() {
-            signal(&eventfd);
+            signal(eventfd);
         }
-        wakers.push(eventfd);
+        wakers.retain(|one| one.strong_count() > 0);
+        wakers.push(Arc::downgrade(eventfd));
     }
 }
 
@@ -82,10 +84,15 @@ pub(crate) struct Watch {
     namespaces: Mutex<Vec<Weak<dyn Observed>>>,
 }
 
+/// Shows that nobody polls the controller's admin queue or submits: SPDK has no lock of its own around what it knows of namespaces,
+/// and exchanges that within such a poll. Only [`Watch::around`] makes one.
+#[derive(Debug)]
+pub(crate) struct Still(());
+
 /// A namespace that is open.
 pub(crate) trait Observed: std::fmt::Debug + Send + Sync {
     /// What it has become; none while it is what was opened.
-    fn change(&self) -> Option<Change>;
+    fn change(&self, still: &Still) -> Option<Change>;
     /// Where its loss is told.
     fn lost(&self) -> &Lost;
 }
@@ -131,25 +138,26 @@ impl Watch {
         namespaces.push(namespace);
     }
 
-    /// Runs `poll`, in which SPDK may exchange what it knows of namespaces, while no queue pair submits, and compares them
-    /// before any may again.
-    pub(crate) fn around<T>(&self, poll: impl FnOnce() -> T) -> T {
+    /// Runs `poll`, in which SPDK may exchange what it knows of namespaces, while no queue pair submits and nobody else is in
+    /// here, and compares them before any may again.
+    pub(crate) fn around<T>(&self, poll: impl FnOnce(&Still) -> T) -> T {
         let gates = lock(&self.gates);
         let closed: Vec<Arc<Gate>> = gates.iter().filter_map(Weak::upgrade).collect();
         let _closed: Vec<_> = closed.iter().map(|gate| lock(&gate.0)).collect();
-        let outcome = poll();
-        self.compare();
+        let still = Still(());
+        let outcome = poll(&still);
+        self.compare(&still);
         outcome
     }
 
-    fn compare(&self) {
+    fn compare(&self, still: &Still) {
         let namespaces: Vec<_> = {
             let known = lock(&self.namespaces);
             known.iter().filter_map(Weak::upgrade).collect()
         };
         for namespace in &namespaces {
             if namespace.lost().loss().is_none()
-                && let Some(change) = namespace.change()
+                && let Some(change) = namespace.change(still)
             {
                 namespace.lost().lose(Loss::Changed(change));
             }
@@ -170,7 +178,7 @@ mod tests {
     }
 
     impl Observed for Fake {
-        fn change(&self) -> Option<Change> {
+        fn change(&self, _: &Still) -> Option<Change> {
             self.changed
                 .load(Ordering::Relaxed)
                 .then_some(Change::Sectors)
@@ -189,7 +197,7 @@ mod tests {
         watch.observe(Arc::downgrade(&as_observed));
         let gate = watch.gate();
         assert!(gate.pass().is_some());
-        watch.around(|| {
+        watch.around(|_| {
             assert!(gate.pass().is_none(), "submitted while it may change");
             namespace.changed.store(true, Ordering::Relaxed);
         });
@@ -208,12 +216,41 @@ mod tests {
         };
         let woken = |event: &OwnedFd| rustix::io::read(event, &mut [0; 8]).is_ok();
         let (before, after) = (event(), event());
-        lost.wake(before.clone());
+        lost.wake(&before);
         assert!(!woken(&before));
         lost.lose(Loss::Removed);
         lost.lose(Loss::Failed);
-        lost.wake(after.clone());
+        lost.wake(&after);
         assert!(woken(&before) && woken(&after));
         assert_eq!(lost.loss(), Some(Loss::Removed));
+    }
+
+    #[test]
+    fn descriptors_of_queue_pairs_that_are_gone_are_let_go() {
+        let lost = Lost::default();
+        let flags = rustix::event::EventfdFlags::NONBLOCK;
+        for _ in 0..100 {
+            lost.wake(&Arc::new(rustix::event::eventfd(0, flags).unwrap()));
+        }
+        assert!(lock(&lost.wakers).len() <= 1);
+    }
+
+    #[test]
+    fn two_never_look_at_namespaces_at_once() {
+        let watch = Watch::new(Duration::from_secs(1));
+        let within = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        watch.around(|_| {
+                            assert!(!within.swap(true, Ordering::AcqRel));
+                            std::thread::yield_now();
+                            within.store(false, Ordering::Release);
+                        });
+                    }
+                });
+            }
+        });
     }
 }

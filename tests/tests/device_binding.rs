@@ -97,11 +97,34 @@ fn a_controller_goes_to_vfio_and_back_and_nothing_in_use_does() {
     refused(&bind, &format!("is mounted at {at}"));
     assert!(row(own)["uses"][0].as_str().unwrap().contains("mounted"));
     tool("umount", &[at]);
+    // What could be mounted again.
+    refused(&bind, "holds an ext2, ext3 or ext4 file system");
+    assert_eq!(
+        row(own)["uses"],
+        Value::Array(vec![]),
+        "a list reads nothing"
+    );
     // Swap.
     tool("mkswap", &[disk_name]);
     tool("swapon", &[disk_name]);
     refused(&bind, "is swap");
     tool("swapoff", &[disk_name]);
+    refused(&bind, "holds a swap area");
+    // Members of a RAID that is not active, and of a volume group.
+    let file = File::options().read(true).write(true).open(&disk).unwrap();
+    let end = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0)).unwrap();
+    file.write_all_at(&[0; 4096], 0).unwrap();
+    for (offset, magic, what) in [
+        (end - 8192, b"\xfc\x4e\x2b\xa9".as_slice(), "MD RAID"),
+        (4096, b"\xfc\x4e\x2b\xa9", "MD RAID"),
+        (512, b"LABELONE", "an LVM physical volume"),
+        (0, b"LUKS\xba\xbe", "a LUKS volume"),
+    ] {
+        file.write_all_at(magic, offset).unwrap();
+        refused(&bind, what);
+        file.write_all_at(&[0; 8][..magic.len()], offset).unwrap();
+    }
+    drop(file);
     // Partitioned: one entry of a master boot record.
     let file = File::options().read(true).write(true).open(&disk).unwrap();
     let mut record = [0; 512];

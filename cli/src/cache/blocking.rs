@@ -18,6 +18,8 @@ pub const DEPTH: usize = 8;
 const ARENA_BYTES: usize = 2 * DEPTH * CHUNK_BYTES;
 /// Looks at the device before the thread sleeps between them.
 const SPINS: u32 = 100;
+/// What buffers hold before they are read into: where a read brings nothing, that must not look like a blank device.
+const UNREAD: u8 = 0x5e;
 /// How long it sleeps.
 const PAUSE: Duration = Duration::from_micros(50);
 
@@ -35,7 +37,7 @@ impl Blocking<HostDevice> {
     /// # Errors
     /// When there is no memory, or no queue pair.
     pub fn on(medium: &Medium) -> Result<Self> {
-        Self::new(|arena| medium.queue_pair(&Buffers::of(arena), DEPTH))
+        Self::new(|arena| medium.queue_pair(&Buffers::of(arena), DEPTH, false))
     }
 }
 
@@ -44,10 +46,10 @@ impl<D: BlockDevice> Blocking<D> {
     ///
     /// # Errors
     /// Of `make`, or when the kernel refuses memory.
-    pub fn new(make: impl FnOnce(&Arena) -> Result<D>) -> Result<Self> {
-        let arena = Arena::new(ARENA_BYTES).context("cannot map buffers")?;
+    pub fn new(make: impl FnOnce(&mut Arena) -> Result<D>) -> Result<Self> {
+        let mut arena = Arena::new(ARENA_BYTES).context("cannot map buffers")?;
         Ok(Self {
-            device: make(&arena)?,
+            device: make(&mut arena)?,
             arena,
             under_way: 0,
         })
@@ -68,10 +70,11 @@ impl<D: BlockDevice> Blocking<D> {
         while ended < asked || (outcome.is_ok() && asked < out.len()) {
             while outcome.is_ok() && asked < out.len() && self.under_way < DEPTH {
                 let len_bytes = CHUNK_BYTES.min(out.len() - asked);
-                let lease = self
+                let mut lease = self
                     .arena
                     .lease(len_bytes, Share::Demand)
                     .map_err(|_| DeviceError::Range)?;
+                lease.bytes_mut().fill(UNREAD);
                 self.submit(DeviceOp::Read {
                     tag: DeviceTag(asked as u64),
                     offset_bytes: offset_bytes + asked as u64,
@@ -194,6 +197,53 @@ mod tests {
         assert!(read == bytes);
         device.read(0, &mut read[..8192]).unwrap();
         assert!(read[..8192].iter().all(|byte| *byte == 0));
+    }
+
+    /// Says that all is well, and does nothing: as a device does whose memory the IOMMU has refused.
+    #[derive(Debug, Default)]
+    struct Unreaching(Option<DeviceEvent>);
+
+    impl BlockDevice for Unreaching {
+        fn geometry(&self) -> DeviceGeometry {
+            DeviceGeometry {
+                sector_bytes: 512,
+                capacity_bytes: 8 << 20,
+            }
+        }
+
+        fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {
+            if self.0.is_some() {
+                return Err(Full(op));
+            }
+            let DeviceOp::Read { tag, lease, .. } = op else {
+                panic!("{op:?}");
+            };
+            let result = Ok(());
+            self.0 = Some(DeviceEvent::Read { tag, lease, result });
+            Ok(())
+        }
+
+        fn commit(&mut self) {}
+
+        fn poll(&mut self) -> Option<DeviceEvent> {
+            self.0.take()
+        }
+    }
+
+    #[test]
+    fn what_was_never_read_does_not_look_blank() {
+        let mut device = Blocking::new(|_| Ok(Unreaching::default())).unwrap();
+        let found = super::super::opening::read_superblock(&mut device).unwrap();
+        assert!(
+            matches!(
+                found,
+                Err(forebay_engine::disk::layout::NotOurs::Foreign(_))
+            ),
+            "{found:?}"
+        );
+        let mut out = [0; 4096];
+        device.read(4096, &mut out).unwrap();
+        assert_ne!(out, [0; 4096]);
     }
 
     #[test]

@@ -113,7 +113,7 @@ pub fn holder_of(dir: &Path) -> Option<String> {
     }
 }
 
-fn holder(file: &mut File) -> String {
+pub(super) fn holder(file: &mut File) -> String {
     let mut text = String::new();
     let _ = file
         .seek(SeekFrom::Start(0))

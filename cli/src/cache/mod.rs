@@ -14,7 +14,7 @@
 //! | [`dirs`], [`names`] | `--cache-dir`, group and node names as people write them |
 //! | [`place`] | a node's part of a directory, a block device, or an NVMe namespace |
 //! | [`lock`] | one daemon at a time |
-//! | [`nvme`] | namespaces that SPDK drives |
+//! | [`nvme`], `world_lock` | namespaces that SPDK drives, and one user for each |
 //! | [`opening`] | opens what is ours, refuses what is not, makes what is not there |
 //! | [`running`] | a cache in use, from the flags |
 //! | [`room`] | a file system's free space, and the default size |
@@ -35,6 +35,7 @@ pub mod presence;
 pub mod room;
 pub mod running;
 pub mod scan;
+mod world_lock;
 
 pub use dirs::{CacheDir, CacheDirs};
 pub use monitor::SpaceMonitor;

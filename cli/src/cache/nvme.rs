@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use forebay_nvme_spdk::Address;
 
 use super::lock::{Held, PATIENCE};
+use super::world_lock::{self, WorldLock};
 use crate::host::Medium;
 
 /// What is said where SPDK is not part of the program.
@@ -72,29 +73,50 @@ pub fn open(_: &Address, _: Option<u64>, _: bool) -> Result<Medium> {
     bail!(NO_SPDK)
 }
 
-/// The right to use a namespace, among the processes of this machine (of one network namespace). The kernel keeps a PCI device
-/// for one process anyhow; a target takes any number of hosts.
+/// Which namespace an open one is, whatever way leads to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NamespaceId {
+    /// Its number in its controller; 0 for what is none.
+    pub number: u32,
+    /// What its vendor or target calls it, and nothing else in the world; some have no such name.
+    pub world: Option<String>,
+}
+
+impl NamespaceId {
+    /// Of an open one.
+    pub fn of(medium: &Medium) -> Self {
+        match medium {
+            #[cfg(feature = "spdk")]
+            Medium::Spdk(namespace) => Self {
+                number: namespace.number(),
+                world: namespace.world_name(),
+            },
+            Medium::Kernel(_) => Self::default(),
+        }
+    }
+}
+
+/// The right to use a namespace, among the processes of this machine. The kernel keeps a PCI device for one process anyhow; a
+/// target takes any number of hosts. By two names: its address, among those who share a network namespace; and, whatever its
+/// address, what it is called in the world, among those who share `/run/lock`.
 #[derive(Debug)]
 pub struct NvmeLock {
     _listener: UnixListener,
+    _world: Option<WorldLock>,
 }
 
 impl NvmeLock {
-    /// Takes that of a namespace, by its number.
+    /// Takes that of a namespace. `purpose` says what for, to whoever finds it taken.
     ///
     /// # Errors
     /// [`Held`], or why there can be no lock.
-    pub fn take(address: &Address, number: u32) -> Result<Self> {
-        let name = name(address, number);
+    pub fn take(address: &Address, id: &NamespaceId, purpose: &str) -> Result<Self> {
+        let name = name(address, id.number);
         let at = SocketAddr::from_abstract_name(&name).context("no name for a lock")?;
         let deadline = Instant::now() + PATIENCE;
-        loop {
+        let listener = loop {
             match UnixListener::bind_addr(&at) {
-                Ok(listener) => {
-                    return Ok(Self {
-                        _listener: listener,
-                    });
-                }
+                Ok(listener) => break listener,
                 Err(error) if error.kind() != std::io::ErrorKind::AddrInUse => {
                     return Err(error).with_context(|| format!("cannot lock {address}"));
                 }
@@ -110,30 +132,31 @@ impl NvmeLock {
                     advice: "give another namespace",
                 }),
             }
-        }
+        };
+        let world = id.world.as_deref();
+        Ok(Self {
+            _listener: listener,
+            _world: world
+                .map(|world| WorldLock::take(world, address, purpose))
+                .transpose()?
+                .flatten(),
+        })
     }
 }
 
 /// Who has a namespace, when somebody has.
-pub fn holder_of(address: &Address, number: u32) -> Option<String> {
-    let name = name(address, number);
+pub fn holder_of(address: &Address, id: &NamespaceId) -> Option<String> {
+    let name = name(address, id.number);
     let at = SocketAddr::from_abstract_name(&name).ok()?;
-    let taken = UnixListener::bind_addr(&at).is_err();
-    taken.then(|| format!("another process (`ss -xlp` shows it as @{name})"))
+    if UnixListener::bind_addr(&at).is_err() {
+        return Some(format!("another process (`ss -xlp` shows it as @{name})"));
+    }
+    world_lock::holder_of(id.world.as_deref()?)
 }
 
 fn name(address: &Address, number: u32) -> String {
     let hash = blake3::hash(address.transport_id().as_bytes()).to_hex();
     format!("forebay-nvme-{}-{number}", &hash[..16])
-}
-
-/// The number of an open namespace; 0 for what is none.
-pub fn number_of(medium: &Medium) -> u32 {
-    match medium {
-        #[cfg(feature = "spdk")]
-        Medium::Spdk(namespace) => namespace.number(),
-        Medium::Kernel(_) => 0,
-    }
 }
 
 #[cfg(test)]
@@ -150,12 +173,44 @@ mod tests {
         let same = parsed(&format!(
             "trtype:tcp adrfam:IPv4 subnqn:nqn.x:{pid} trsvcid:4420 traddr:192.0.2.1 ns:1"
         ));
-        let first = NvmeLock::take(&one, 1).unwrap();
-        NvmeLock::take(&one, 2).unwrap();
-        let error = NvmeLock::take(&same, 1).unwrap_err();
+        let number = |number| NamespaceId {
+            number,
+            world: None,
+        };
+        let take = |address: &Address, n| NvmeLock::take(address, &number(n), "test");
+        let first = take(&one, 1).unwrap();
+        take(&one, 2).unwrap();
+        let error = take(&same, 1).unwrap_err();
         assert!(super::super::lock::is_held(&error), "{error}");
-        assert!(holder_of(&same, 1).is_some() && holder_of(&one, 2).is_none());
+        let holder = |address, n| holder_of(address, &number(n));
+        assert!(holder(&same, 1).is_some() && holder(&one, 2).is_none());
         drop(first);
-        NvmeLock::take(&same, 1).unwrap();
+        take(&same, 1).unwrap();
+    }
+
+    #[test]
+    fn one_namespace_by_two_ways_is_one() {
+        let pid = std::process::id();
+        let by = |ip: &str| -> Address {
+            format!("trtype:TCP traddr:{ip} trsvcid:4420 subnqn:nqn.y:{pid}")
+                .parse()
+                .unwrap()
+        };
+        let id = |name: &str| NamespaceId {
+            number: 1,
+            world: Some(format!("uuid.{name}.{pid} ns:1")),
+        };
+        let first = NvmeLock::take(&by("192.0.2.1"), &id("a"), "mount /m").unwrap();
+        let error = NvmeLock::take(&by("192.0.2.2"), &id("a"), "test").unwrap_err();
+        let said = format!("{error:#}");
+        assert!(
+            said.contains("192.0.2.1") && said.contains("are the same namespace"),
+            "{said}"
+        );
+        assert!(holder_of(&by("192.0.2.2"), &id("a")).is_some());
+        NvmeLock::take(&by("192.0.2.2"), &id("b"), "test").unwrap();
+        drop(first);
+        assert_eq!(holder_of(&by("192.0.2.2"), &id("a")), None);
+        NvmeLock::take(&by("192.0.2.2"), &id("a"), "test").unwrap();
     }
 }

@@ -16,14 +16,16 @@ use forebay_nvme_uring::{OpenError, OpenOptions, UringFile};
 use super::blocking::{Blocking, in_words};
 use super::dirs::CacheDirs;
 use super::lock::{DirLock, Held, PATIENCE, user_of_device};
-use super::nvme::{self, NvmeLock};
+use super::nvme::{self, NamespaceId, NvmeLock};
 use super::place::{Identity, LOG_FILE, NEW_LOG_FILE, Owner, Place, sync_dir};
 use super::room::Room;
 use crate::host::Medium;
 use crate::units::{Bytes, Share};
 
 /// What is read to tell whose a device is.
-const LOOK_BYTES: u64 = 128 << 10;
+pub const LOOK_BYTES: u64 = 128 << 10;
+/// The same at its end, where some kinds of RAID have all that they write.
+pub const LOOK_END_BYTES: u64 = 1 << 20;
 
 /// What may be overwritten by a new cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -163,7 +165,7 @@ impl Claim {
             Place::Nvme(address) => {
                 let medium = nvme::open(address, None, true)?;
                 Lock::Nvme {
-                    _lock: NvmeLock::take(address, nvme::number_of(&medium))?,
+                    _lock: NvmeLock::take(address, &NamespaceId::of(&medium), &config.purpose)?,
                     _medium: medium,
                 }
             }
@@ -292,6 +294,7 @@ impl Claim {
         config: &CacheConfig,
     ) -> Result<(Superblock, Medium)> {
         let Place::Directory(dir) = &self.place else {
+            self.wipe_end(path)?;
             let file = self.open_medium(path, size_bytes, false)?;
             return Ok((write_superblock(&file, path, config)?, file));
         };
@@ -311,6 +314,20 @@ impl Claim {
         let size_bytes = size_bytes.map(|size| whole_regions(&superblock, size));
         let file = self.open_medium(path, size_bytes, false)?;
         Ok((superblock, file))
+    }
+
+    /// What a RAID has at the end of a device must not be found there again. Before the beginning: cut off in between, it is
+    /// foreign or blank, never half a cache.
+    fn wipe_end(&self, path: &Path) -> Result<()> {
+        let mut device = Blocking::on(&self.open_medium(path, None, false)?)?;
+        let capacity_bytes = device.geometry().capacity_bytes;
+        let zeros = vec![0; end_bytes(capacity_bytes) as usize];
+        let wiped = device
+            .write(capacity_bytes - zeros.len() as u64, &zeros)
+            .and_then(|()| device.flush());
+        wiped
+            .map_err(in_words)
+            .with_context(|| format!("cannot make a cache at {}", path.display()))
     }
 
     fn open_medium(
@@ -397,9 +414,36 @@ fn look(path: &Path, place: &Place) -> Result<(Result<Superblock, NotOurs>, u64)
     };
     let medium = open_medium(place, path, &options)?;
     let mut device = Blocking::on(&medium)?;
-    let found = read_superblock(&mut device)
-        .with_context(|| format!("cannot read the beginning of {}", path.display()))?;
+    let found = match medium.is_device() {
+        true => read_device(&mut device),
+        false => read_superblock(&mut device),
+    };
+    let found = found.with_context(|| format!("cannot read {}", path.display()))?;
     Ok((found, device.geometry().capacity_bytes))
+}
+
+/// Reads the superblock of a device that others may have had, or what is there instead, also at its end.
+///
+/// # Errors
+/// The device's.
+pub fn read_device<D: forebay_engine::ports::BlockDevice>(
+    device: &mut Blocking<D>,
+) -> Result<Result<Superblock, NotOurs>> {
+    let capacity_bytes = device.geometry().capacity_bytes;
+    let mut beginning = vec![0; capacity_bytes.min(LOOK_BYTES) as usize];
+    let mut end = vec![0; end_bytes(capacity_bytes) as usize];
+    device.read(0, &mut beginning).map_err(in_words)?;
+    device
+        .read(capacity_bytes - end.len() as u64, &mut end)
+        .map_err(in_words)?;
+    Ok(Superblock::decode_device(&beginning, &end))
+}
+
+/// How much of a device is its end: not what is its beginning.
+fn end_bytes(capacity_bytes: u64) -> u64 {
+    capacity_bytes
+        .saturating_sub(LOOK_BYTES)
+        .min(LOOK_END_BYTES)
 }
 
 /// Reads the superblock, or what is there instead.

@@ -6,7 +6,7 @@ use serde::Serialize;
 use crate::args::{DeviceBindArgs, DeviceCommand, DeviceListArgs};
 use crate::device::binding;
 use crate::device::controller::{Controller, KERNEL, Sysfs, VFIO};
-use crate::device::usage::{driven_by, hold};
+use crate::device::usage::{driven_by, uses};
 use crate::output::{json, print, table};
 use crate::units::Bytes;
 
@@ -19,7 +19,7 @@ pub fn run(command: &DeviceCommand) -> Result<()> {
     match command {
         DeviceCommand::List(args) => list(&sysfs, args),
         DeviceCommand::Bind(args) => each(&sysfs, args, |controller| {
-            Ok(match binding::bind(&sysfs, controller)? {
+            Ok(match binding::bind(&sysfs, controller, &args.addresses)? {
                 true => format!(
                     "bound to {VFIO}: give it as --cache-dir pci:{}; `forebay device unbind` gives it back",
                     controller.address
@@ -96,10 +96,7 @@ impl Row {
             serial: controller.serial.clone(),
             iommu_group: controller.group.clone(),
             namespaces: namespaces.collect(),
-            uses: match hold(sysfs, controller) {
-                Ok(_) => driven.into_iter().collect(),
-                Err(uses) => uses,
-            },
+            uses: uses(sysfs, controller).into_iter().chain(driven).collect(),
         }
     }
 

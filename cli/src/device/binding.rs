@@ -5,15 +5,17 @@ use std::io;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use forebay_nvme_spdk::PciAddress;
 
 use super::controller::{Controller, KERNEL, Sysfs, VFIO};
 use super::usage::{driven_by, hold};
 
-/// Has a controller driven by `vfio-pci`. False when it was already.
+/// Has a controller driven by `vfio-pci`. False when it was already. `together` are all that are to be: they may share an IOMMU
+/// group.
 ///
 /// # Errors
 /// Why it is left as it is, and what to do.
-pub fn bind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
+pub fn bind(sysfs: &Sysfs, controller: &Controller, together: &[PciAddress]) -> Result<bool> {
     let address = controller.address;
     if controller.driver.as_deref() == Some(VFIO) {
         return Ok(false);
@@ -28,19 +30,64 @@ pub fn bind(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
     if !sysfs.driver(VFIO).exists() {
         bail!("the kernel has no driver {VFIO}: load it with `modprobe {VFIO}`, then try again");
     }
-    check_iommu(sysfs, controller)?;
-    let before = controller.driver.clone();
+    check_iommu(sysfs, controller, together)?;
+    let before = Before::of(controller);
     let moved = to_driver(sysfs, controller, VFIO);
     drop(held);
     if let Err(error) = moved {
-        let back = before.map(|driver| to_driver(sysfs, controller, &driver));
-        let said = match back {
-            Some(Err(_)) => "it has no driver now",
-            _ => "it is as it was",
-        };
+        let said = before.restore(sysfs, controller);
         return Err(error).with_context(|| format!("{address} cannot be bound to {VFIO}; {said}"));
     }
     Ok(true)
+}
+
+/// How a controller was, to be put back when it cannot be moved.
+struct Before {
+    driver: Option<String>,
+    /// `driver_override`; `(null)` is none.
+    only: String,
+}
+
+impl Before {
+    fn of(controller: &Controller) -> Self {
+        let only = fs::read_to_string(controller.dir.join("driver_override")).unwrap_or_default();
+        Self {
+            driver: controller.driver.clone(),
+            only,
+        }
+    }
+
+    /// What became of it, for people.
+    fn restore(&self, sysfs: &Sysfs, controller: &Controller) -> String {
+        let dir = &controller.dir;
+        if let Some(driver) = &self.driver
+            && self.driver != driver_of(controller)
+        {
+            let _ = to_driver(sysfs, controller, driver);
+        }
+        let only = match self.only.trim() {
+            "" | "(null)" => "\n",
+            only => only,
+        };
+        let path = dir.join("driver_override");
+        let kept = fs::read_to_string(&path).unwrap_or_default();
+        let restored = kept == self.only || fs::write(&path, only).is_ok();
+        let left = match restored {
+            true => String::new(),
+            false => format!(", and {} stays set: write a line end to it", path.display()),
+        };
+        match driver_of(controller) {
+            now if now == self.driver => format!("it is as it was{left}"),
+            Some(now) => format!("`{now}` drives it now{left}"),
+            None => format!("it has no driver now{left}"),
+        }
+    }
+}
+
+/// Who drives it now.
+fn driver_of(controller: &Controller) -> Option<String> {
+    let now = fs::read_link(controller.dir.join("driver")).ok()?;
+    Some(now.file_name()?.to_string_lossy().into_owned())
 }
 
 /// Gives a controller back to the kernel's driver. False when that had it already.
@@ -75,7 +122,7 @@ fn leave_to_others(controller: &Controller, expected: &str) -> Result<()> {
 }
 
 /// Whether programs may drive it: only behind an IOMMU does a device reach no other memory than it was given.
-fn check_iommu(sysfs: &Sysfs, controller: &Controller) -> Result<()> {
+fn check_iommu(sysfs: &Sysfs, controller: &Controller, together: &[PciAddress]) -> Result<()> {
     let address = controller.address;
     if controller.group.is_none() {
         let unsafe_mode = sysfs
@@ -90,9 +137,11 @@ fn check_iommu(sysfs: &Sysfs, controller: &Controller) -> Result<()> {
         }
         return Ok(());
     }
+    let together: Vec<String> = together.iter().map(PciAddress::to_string).collect();
     let others: Vec<String> = sysfs
         .neighbours(controller)
         .into_iter()
+        .filter(|(name, _)| !together.contains(name))
         .filter_map(|(name, driver)| {
             let driver = driver.filter(|driver| !may_share(driver))?;
             Some(format!("{name} ({driver})"))
@@ -100,7 +149,7 @@ fn check_iommu(sysfs: &Sysfs, controller: &Controller) -> Result<()> {
         .collect();
     if !others.is_empty() {
         bail!(
-            "{address} shares its IOMMU group with {}: {VFIO} gives a program the whole group or nothing. Put it into another slot, or give those to {VFIO} too",
+            "{address} shares its IOMMU group with {}: {VFIO} gives a program the whole group or nothing. Put it into another slot, or give those to {VFIO} too (NVMe controllers by naming all of them in this command)",
             others.join(", ")
         );
     }
@@ -122,10 +171,9 @@ fn to_driver(sysfs: &Sysfs, controller: &Controller, driver: &str) -> Result<()>
         write(&dir.join("driver/unbind"), &address)?;
     }
     write(&sysfs.0.join("bus/pci/drivers_probe"), &address)?;
-    let now = fs::read_link(dir.join("driver")).ok();
-    match now.as_ref().and_then(|now| now.file_name()) {
+    match driver_of(controller) {
         Some(now) if now == driver => Ok(()),
-        Some(now) => bail!("driver {} took it", now.display()),
+        Some(now) => bail!("driver {now} took it"),
         None => bail!("no driver took it: the kernel's log (`dmesg`) may say why"),
     }
 }
@@ -156,19 +204,19 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let sysfs = machine(root.path());
         let mut first = controller(&sysfs, "5e:00.0");
-        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
         assert!(
             error.contains("left as it is") && error.contains("partitions"),
             "{error}"
         );
         first.blocks.clear();
-        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
         assert!(error.contains("modprobe vfio-pci"), "{error}");
         fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
-        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
         assert!(error.contains("0000:60:00.0 (mlx5_core)"), "{error}");
         first.group = None;
-        let error = bind(&sysfs, &first).unwrap_err().to_string();
+        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
         assert!(
             error.contains("no IOMMU") && error.contains("intel_iommu=on"),
             "{error}"
@@ -187,7 +235,7 @@ mod tests {
         for driver in ["uio_pci_generic", "pci-stub", "xen-pciback"] {
             let mut second = controller(&sysfs, "5f:00.0");
             second.driver = Some(driver.to_owned());
-            for moved in [bind(&sysfs, &second), unbind(&sysfs, &second)] {
+            for moved in [bind(&sysfs, &second, &[]), unbind(&sysfs, &second)] {
                 let error = moved.unwrap_err().to_string();
                 assert!(
                     error.contains(driver) && error.contains("left as it is"),
@@ -205,7 +253,57 @@ mod tests {
     fn nothing_is_done_twice() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = machine(root.path());
-        assert!(!bind(&sysfs, &controller(&sysfs, "5f:00.0")).unwrap());
+        assert!(!bind(&sysfs, &controller(&sysfs, "5f:00.0"), &[]).unwrap());
         assert!(!unbind(&sysfs, &controller(&sysfs, "5e:00.0")).unwrap());
+    }
+
+    #[test]
+    fn those_of_one_group_are_bound_together() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = machine(root.path());
+        fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
+        let mut first = controller(&sysfs, "5e:00.0");
+        first.blocks.clear();
+        let neighbour = "60:00.0".parse().unwrap();
+        let error = |together: &[PciAddress]| {
+            let refused = bind(&sysfs, &first, together).unwrap_err();
+            format!("{refused:#}")
+        };
+        let alone = error(&[first.address]);
+        assert!(alone.contains("shares its IOMMU group"), "{alone}");
+        // There is no kernel behind these files that would move it: but nothing holds it back.
+        let together = error(&[first.address, neighbour]);
+        assert!(
+            together.contains("cannot be bound to vfio-pci"),
+            "{together}"
+        );
+    }
+
+    #[test]
+    fn what_cannot_be_bound_is_as_it_was() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = machine(root.path());
+        fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
+        for (driver, only, kept) in [
+            (None, "(null)\n", "\n"),
+            (None, "pci-stub\n", "pci-stub"),
+            (Some(KERNEL), "(null)\n", "\n"),
+        ] {
+            let mut second = controller(&sysfs, "5f:00.0");
+            second.group = Some("9".into());
+            second.driver = driver.map(str::to_owned);
+            let link = second.dir.join("driver");
+            let _ = fs::remove_file(&link);
+            if let Some(driver) = driver {
+                std::os::unix::fs::symlink(format!("../../drivers/{driver}"), &link).unwrap();
+            }
+            // Nobody here takes what is written: the driver stays what it is.
+            fs::create_dir_all(root.path().join("bus/pci/drivers").join(KERNEL)).unwrap();
+            let path = second.dir.join("driver_override");
+            fs::write(&path, only).unwrap();
+            let error = format!("{:#}", bind(&sysfs, &second, &[]).unwrap_err());
+            assert!(error.contains("it is as it was"), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), kept);
+        }
     }
 }

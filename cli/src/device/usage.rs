@@ -1,10 +1,14 @@
 //! Who uses a controller.
 
 use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use forebay_engine::disk::layout::{NotOurs, Superblock};
+
 use super::controller::{Controller, Sysfs};
+use crate::cache::opening::{LOOK_BYTES, LOOK_END_BYTES};
 use crate::mounts;
 
 /// Users that are named.
@@ -14,61 +18,112 @@ const NAMED_MAX: usize = 4;
 #[derive(Debug, Default)]
 pub struct HeldBlocks(#[expect(dead_code, reason = "held")] Vec<File>);
 
-/// Why the kernel's driver must keep a controller: what is mounted, swapped to, built or laid out on its namespaces. Nothing
-/// of that can begin as long as what is given back is held.
+/// Why the kernel's driver must keep a controller: what is mounted, swapped to, built or laid out on its namespaces, or what they hold
+/// that could be used again. Nothing of that can begin as long as what is given back is held.
 ///
 /// # Errors
 /// A sentence for each use.
 pub fn hold(sysfs: &Sysfs, controller: &Controller) -> Result<HeldBlocks, Vec<String>> {
     let mut uses = Vec::new();
     let mut held = Vec::new();
-    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     for block in &controller.blocks {
-        let before = uses.len();
-        let partitions = sysfs.partitions(block);
-        if !partitions.is_empty() {
-            uses.push(format!(
-                "/dev/{block} has partitions ({})",
-                partitions.join(", ")
-            ));
-        }
-        for name in std::iter::once(block).chain(&partitions) {
-            let path = PathBuf::from(format!("/dev/{name}"));
-            uses.extend(mount_of(&path));
-            if is_swap(&swaps, &path) {
-                uses.push(format!("{} is swap", path.display()));
-            }
-            let holders = sysfs.holders(name);
-            if !holders.is_empty() {
-                uses.push(format!(
-                    "{} is part of {}",
-                    path.display(),
-                    holders.join(", ")
-                ));
-            }
-        }
+        let shown = shown(sysfs, block);
+        let path = Path::new("/dev").join(block);
         // What else has it, such as a member of a cache group. Whether it can be had tells best, and keeps others away.
-        match open_alone(&Path::new("/dev").join(block)) {
+        match open_alone(&path) {
             Ok(file) => held.push(file),
-            Err(error) if uses.len() == before => uses.push(match error.raw_os_error() {
+            Err(error) if shown.is_empty() => uses.push(match error.raw_os_error() {
                 Some(busy) if busy == rustix::io::Errno::BUSY.raw_os_error() => {
-                    let user = crate::cache::lock::user_of_device(&Path::new("/dev").join(block));
-                    format!("/dev/{block} is in use by {user}")
+                    let user = crate::cache::lock::user_of_device(&path);
+                    format!("{} is in use by {user}", path.display())
                 }
-                _ => format!("/dev/{block} cannot be looked at ({error}): root may"),
+                _ => format!("{} cannot be looked at ({error}): root may", path.display()),
             }),
             Err(_) => {}
         }
+        uses.extend(shown);
     }
-    // Whoever has it open without claiming it alone, as virtual machines and databases do, and the kernel's own target.
     if uses.is_empty() {
-        uses.extend(nodes(controller).iter().flat_map(|node| opened(node)));
-        uses.extend(exported(sysfs, controller));
+        uses.extend(opened_or_exported(sysfs, controller));
+    }
+    if uses.is_empty() {
+        let files = controller.blocks.iter().zip(&held);
+        uses.extend(files.filter_map(|(block, file)| laid_out(block, file)));
     }
     match uses.is_empty() {
         true => Ok(HeldBlocks(held)),
         false => Err(uses),
     }
+}
+
+/// The same by looking alone, for a list: nobody who wants a device at that moment finds it taken. What lies on it is not read.
+pub fn uses(sysfs: &Sysfs, controller: &Controller) -> Vec<String> {
+    let blocks = controller.blocks.iter();
+    let mut uses: Vec<String> = blocks.flat_map(|block| shown(sysfs, block)).collect();
+    if uses.is_empty() {
+        uses.extend(opened_or_exported(sysfs, controller));
+    }
+    uses
+}
+
+/// Whoever has it open without claiming it alone, as virtual machines and databases do, and the kernel's own target.
+fn opened_or_exported(sysfs: &Sysfs, controller: &Controller) -> Vec<String> {
+    let nodes = nodes(controller);
+    let mut uses: Vec<String> = nodes.iter().filter_map(|node| opened(node)).collect();
+    uses.extend(exported(sysfs, controller));
+    uses
+}
+
+/// What is known to lie on a device, that is not active just now: RAID, LVM, encryption, a file system.
+fn laid_out(block: &str, file: &File) -> Option<String> {
+    match read_ends(file) {
+        Ok(Err(found)) => found.known().map(|what| {
+            format!(
+                "/dev/{block} holds {what}, though it is not active (if nobody needs that any more: `wipefs -a /dev/{block}`)"
+            )
+        }),
+        Ok(Ok(_)) => None,
+        Err(error) => Some(format!("/dev/{block} cannot be read ({error})")),
+    }
+}
+
+fn read_ends(file: &File) -> std::io::Result<Result<Superblock, NotOurs>> {
+    let capacity_bytes = (&*file).seek(SeekFrom::End(0))?;
+    let mut beginning = vec![0; capacity_bytes.min(LOOK_BYTES) as usize];
+    let mut end = vec![0; capacity_bytes.min(LOOK_END_BYTES) as usize];
+    file.read_exact_at(&mut beginning, 0)?;
+    let at = capacity_bytes - end.len() as u64;
+    file.read_exact_at(&mut end, at)?;
+    Ok(Superblock::decode_device(&beginning, &end))
+}
+
+/// What the kernel shows to be laid out on a block device.
+fn shown(sysfs: &Sysfs, block: &str) -> Vec<String> {
+    let mut uses = Vec::new();
+    let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let partitions = sysfs.partitions(block);
+    if !partitions.is_empty() {
+        uses.push(format!(
+            "/dev/{block} has partitions ({})",
+            partitions.join(", ")
+        ));
+    }
+    for name in std::iter::once(block).chain(partitions.iter().map(String::as_str)) {
+        let path = PathBuf::from(format!("/dev/{name}"));
+        uses.extend(mount_of(&path));
+        if is_swap(&swaps, &path) {
+            uses.push(format!("{} is swap", path.display()));
+        }
+        let holders = sysfs.holders(name);
+        if !holders.is_empty() {
+            uses.push(format!(
+                "{} is part of {}",
+                path.display(),
+                holders.join(", ")
+            ));
+        }
+    }
+    uses
 }
 
 /// The names below `/dev` by which a controller and its namespaces can be opened.
@@ -156,14 +211,19 @@ fn is_swap(swaps: &str, device: &Path) -> bool {
 
 /// The process that drives a controller itself, when one does.
 pub fn driven_by(controller: &Controller) -> Option<String> {
-    let group = controller.group.as_ref()?;
-    let nodes = [
-        format!("/dev/vfio/{group}"),
-        format!("/dev/vfio/noiommu-{group}"),
-    ];
+    // The device's own node, which newer hypervisors open, and its group's.
+    let own = fs::read_dir(controller.dir.join("vfio-dev")).into_iter();
+    let own = own.flatten().flatten().map(|entry| entry.file_name());
+    let mut nodes: Vec<PathBuf> = own
+        .map(|name| Path::new("/dev/vfio/devices").join(name))
+        .collect();
+    if let Some(group) = &controller.group {
+        nodes.push(format!("/dev/vfio/{group}").into());
+        nodes.push(format!("/dev/vfio/noiommu-{group}").into());
+    }
     let users = nodes
         .iter()
-        .flat_map(|node| mounts::users_of(Path::new(node), NAMED_MAX));
+        .flat_map(|node| mounts::users_of(node, NAMED_MAX));
     let named: Vec<String> = users
         .map(|user| format!("process {} ({})", user.pid, user.name))
         .collect();
@@ -229,6 +289,56 @@ mod tests {
     }
 
     #[test]
+    fn what_is_not_active_is_a_use_as_well() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("device");
+        let with = |at: u64, bytes: &[u8]| {
+            let file = File::options()
+                .create(true)
+                .truncate(true)
+                .read(true)
+                .write(true)
+                .open(&path)
+                .unwrap();
+            file.set_len(4 << 20).unwrap();
+            file.write_all_at(bytes, at).unwrap();
+            laid_out("nvme9n1", &file)
+        };
+        assert_eq!(with(0, &[]), None, "blank");
+        assert_eq!(with(100, b"x"), None, "nothing that is known");
+        let ours = Superblock {
+            log: forebay_engine::disk::layout::LogId(1),
+            region_bytes: 1 << 20,
+            sector_bytes: 512,
+            created_ns: 1,
+            owner: "g/n".into(),
+        };
+        assert_eq!(with(0, &ours.encode()), None, "ours");
+        let end = 4 << 20;
+        for (at, bytes, what) in [
+            (512, b"LABELONE".as_slice(), "an LVM physical volume"),
+            (0, b"LUKS\xba\xbe", "a LUKS volume"),
+            (4096, b"\xfc\x4e\x2b\xa9", "a member of an MD RAID array"),
+            (
+                end - 8192,
+                b"\xfc\x4e\x2b\xa9",
+                "a member of an MD RAID array",
+            ),
+            (
+                end - 1024,
+                b"Intel Raid ISM Cfg Sig. ",
+                "a member of an Intel",
+            ),
+        ] {
+            let said = with(at, bytes).unwrap_or_default();
+            assert!(
+                said.contains(what) && said.contains("wipefs -a /dev/nvme9n1"),
+                "{said}"
+            );
+        }
+    }
+
+    #[test]
     fn what_is_laid_out_on_a_namespace_is_a_use() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = super::super::controller::tests::machine(root.path());
@@ -239,5 +349,10 @@ mod tests {
             "{uses}"
         );
         assert!(uses.contains("/dev/nvme0n2 is part of dm-0"), "{uses}");
+        let listed = super::uses(&sysfs, &controller).join("; ");
+        assert!(
+            listed.contains("partitions") && listed.contains("dm-0"),
+            "{listed}"
+        );
     }
 }

@@ -98,6 +98,13 @@ pub enum Spin {
     Forever,
 }
 
+impl Spin {
+    /// Whether it does at all.
+    pub fn spins(self) -> bool {
+        self != Self::For(Duration::ZERO)
+    }
+}
+
 /// What the machine offers to this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
@@ -325,6 +332,8 @@ mod tests {
         let mut limited = machine(8);
         limited.cgroup.cpu_millis = Some(4_000);
         assert_eq!(spin("1", Poll::Auto, &limited), Spin::For(Duration::ZERO));
+        assert!(!spin("1", Poll::Auto, &limited).spins());
+        assert!(brief.spins() && Spin::Forever.spins());
     }
 
     #[test]

@@ -29,6 +29,8 @@ pub struct DiskPlace<'a> {
     pub core: usize,
     /// The core's buffers, for registration.
     pub buffers: Buffers,
+    /// Whether the core may spin for a while (`--poll`).
+    pub spins: bool,
     /// Signalled by the queue pairs when there is something to poll.
     pub wake: BorrowedFd<'a>,
 }
@@ -50,7 +52,9 @@ impl Disks for Vec<DiskSource> {
 
     fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<HostDevice>>> {
         let seat = |disk: &DiskSource| {
-            let mut device = disk.medium.queue_pair(&place.buffers, QUEUE_DEPTH)?;
+            let mut device = disk
+                .medium
+                .queue_pair(&place.buffers, QUEUE_DEPTH, place.spins)?;
             device.signal_at(place.wake).with_context(|| {
                 format!(
                     "cannot wake engine core {} for {}",

@@ -20,7 +20,7 @@ use forebay_engine::ring::{CoreRing, Doorbell};
 use forebay_engine::stats::CoreStats;
 
 use super::clock::MonotonicClock;
-use super::cores::{CorePlan, CoresArg, Machine, Poll, Spin};
+use super::cores::{CorePlan, CoresArg, Machine, Poll};
 use super::disks::{DiskPlace, Disks};
 use super::medium::Buffers;
 use super::memory::{MemoryPlan, default_memory_bytes};
@@ -356,7 +356,7 @@ fn pin(core: usize, plan: &CorePlan) -> Result<()> {
     if !core_affinity::set_for_current(core_affinity::CoreId { id: cpu }) {
         bail!("cannot pin engine core {core} to CPU {cpu}: choose other CPUs with --cores");
     }
-    if plan.spin == Spin::For(Duration::ZERO) {
+    if !plan.spin.spins() {
         tracing::debug!("engine core {core} on CPU {cpu} does not spin");
     }
     Ok(())
@@ -379,7 +379,7 @@ where
     let config = &shared.config;
     let cores = config.cores.cores();
     let arena_bytes = config.memory.arena_bytes_per_core;
-    let arena = Arena::new(arena_bytes).with_context(|| {
+    let mut arena = Arena::new(arena_bytes).with_context(|| {
         format!("cannot map {arena_bytes} bytes for engine core {core}: give less --memory")
     })?;
     let seat = OriginSeat {
@@ -395,7 +395,7 @@ where
             .with_context(|| format!("cannot make the transport of engine core {core}"))?;
     fds.into_iter().for_each(|fd| parker.watch(fd));
     let parts = Parts {
-        disk: disk(core, shared, &arena, parker)?,
+        disk: disk(core, shared, &mut arena, parker)?,
         transport,
         origin,
         membership: HostMembership::new(peers),
@@ -431,12 +431,13 @@ fn per_core(bytes_per_s: Option<u64>, cores: usize) -> Option<u64> {
 fn disk<F, D: Disks>(
     core: usize,
     shared: &Shared<F, D>,
-    arena: &Arena,
+    arena: &mut Arena,
     parker: &EventParker,
 ) -> Result<Disk<D::Device>> {
     let seats = shared.disks.seats(&DiskPlace {
         core,
         buffers: Buffers::of(arena),
+        spins: shared.config.cores.spin.spins(),
         wake: parker.event(),
     })?;
     if seats.is_empty() {

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use forebay_engine::arena::{Arena, Mapping};
+use forebay_engine::arena::{Arena, Lease, Mapping};
 use forebay_engine::ports::{BlockDevice, DeviceEvent, DeviceGeometry, DeviceOp, Full};
 #[cfg(feature = "spdk")]
 use forebay_nvme_spdk::{Namespace, QueueOptions, SpdkDevice};
 use forebay_nvme_uring::{UringDevice, UringFile};
+use parking_lot::Mutex;
 
 /// An open disk, shared by the cores.
 #[derive(Clone, Debug)]
@@ -29,34 +30,48 @@ impl From<Arc<UringFile>> for Medium {
 
 /// The memory of a core's arena.
 #[derive(Clone, Debug)]
-pub struct Buffers(Mapping);
+pub struct Buffers {
+    mapping: Mapping,
+    /// In which devices are tried out; they go back to the arena with this.
+    #[cfg_attr(not(feature = "spdk"), expect(dead_code, reason = "held"))]
+    probes: Arc<Mutex<Vec<Lease>>>,
+}
 
 impl Buffers {
-    /// Of an arena.
-    pub fn of(arena: &Arena) -> Self {
-        Self(arena.mapping())
+    /// Of an arena, of which little is used yet.
+    pub fn of(arena: &mut Arena) -> Self {
+        Self {
+            probes: Arc::new(Mutex::new(arena.probes())),
+            mapping: arena.mapping(),
+        }
     }
 }
 
 impl Medium {
-    /// A queue pair for the calling thread, with so many operations at most.
+    /// A queue pair for the calling thread, with so many operations at most. `spins`: whether that thread may.
     ///
     /// # Errors
-    /// When it cannot be made.
-    pub fn queue_pair(&self, buffers: &Buffers, depth: usize) -> Result<HostDevice> {
-        let start = buffers.0.as_ptr().addr();
-        let addresses = start..start + buffers.0.len_bytes();
-        Ok(match self {
-            Self::Kernel(file) => HostDevice::Kernel(file.queue_pair(addresses, depth)?),
+    /// When it cannot be made, or the device does not reach the buffers.
+    #[cfg_attr(
+        not(feature = "spdk"),
+        expect(unused_variables, reason = "the kernel wakes who sleeps")
+    )]
+    pub fn queue_pair(&self, buffers: &Buffers, depth: usize, spins: bool) -> Result<HostDevice> {
+        let start = buffers.mapping.as_ptr().addr();
+        let addresses = start..start + buffers.mapping.len_bytes();
+        match self {
+            Self::Kernel(file) => Ok(HostDevice::Kernel(file.queue_pair(addresses, depth)?)),
             #[cfg(feature = "spdk")]
             Self::Spdk(namespace) => {
-                let options = QueueOptions {
-                    depth,
-                    ..QueueOptions::default()
-                };
-                HostDevice::Spdk(namespace.queue_pair(&buffers.0, &options)?)
+                let options = queue_options(depth, spins);
+                let mut device = namespace.queue_pair(&buffers.mapping, &options)?;
+                if namespace.address().pci().is_some() {
+                    let mut probes = buffers.probes.lock();
+                    *probes = device.check_memory(std::mem::take(&mut *probes))?;
+                }
+                Ok(HostDevice::Spdk(device))
             }
-        })
+        }
     }
 
     /// Size and granularity.
@@ -125,6 +140,22 @@ impl Medium {
     }
 }
 
+/// With operations under way a core that may not spin is never asked to.
+#[cfg(feature = "spdk")]
+fn queue_options(depth: usize, spins: bool) -> QueueOptions {
+    let options = QueueOptions {
+        depth,
+        ..QueueOptions::default()
+    };
+    match spins {
+        true => options,
+        false => QueueOptions {
+            spin: Duration::ZERO,
+            ..options
+        },
+    }
+}
+
 /// One core's queue pair on a [`Medium`].
 #[derive(Debug)]
 #[cfg_attr(
@@ -187,5 +218,17 @@ impl BlockDevice for HostDevice {
 
     fn loss(&self) -> Option<String> {
         either!(self, device => device.loss())
+    }
+}
+
+#[cfg(all(test, feature = "spdk"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_spin_is_never_asked_to() {
+        assert!(queue_options(8, true).spin > Duration::ZERO);
+        let naps = queue_options(8, false);
+        assert_eq!((naps.depth, naps.spin), (8, Duration::ZERO));
     }
 }

@@ -73,7 +73,7 @@ pub(super) struct Slab {
 }
 
 /// Frames begin at such an address, so that huge pages fit, and user-space drivers take the memory.
-const HUGE_PAGE_BYTES: usize = 2 << 20;
+pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
 /// Keeps the memory of one arena mapped, whatever becomes of the arena and its buffers: for devices that reach it by
 /// its addresses. Gives no way to the bytes themselves. Clones are the same.

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use crossbeam_queue::SegQueue;
 
 pub use memory::{BufferClass, Mapping};
-use memory::{CHILDREN, Frame, Slab};
+use memory::{CHILDREN, Frame, HUGE_PAGE_BYTES, Slab};
 
 use crate::limits::{CHUNK_BYTES, PAGE_BYTES};
 
@@ -273,6 +273,30 @@ impl Arena {
         self.capacity_bytes.saturating_sub(others)
     }
 
+    /// Buffers in which a device can be tried out before it is used: of what is free one chunk in each 2 MiB, and the last
+    /// one, whatever shares have room for. Those with the highest addresses first, so that given back in this order they are
+    /// taken from the beginning again.
+    pub fn probes(&mut self) -> Vec<Lease> {
+        self.reclaim();
+        let last = self.capacity_bytes.saturating_sub(CHUNK_BYTES);
+        let chunks = std::mem::take(&mut self.chunks);
+        let (mut probes, rest): (Vec<Frame>, Vec<Frame>) = chunks.into_iter().partition(|frame| {
+            frame.offset().is_multiple_of(HUGE_PAGE_BYTES) || frame.offset() == last
+        });
+        self.chunks = rest;
+        probes.sort_by_key(|frame| std::cmp::Reverse(frame.offset()));
+        let bytes = probes.len() * CHUNK_BYTES;
+        self.free_bytes -= bytes;
+        self.in_flight_bytes[Share::Disk as usize] += bytes;
+        let lease = |frame| Lease {
+            frame: Some(frame),
+            len: CHUNK_BYTES as u32,
+            usage: Use::InFlight(Share::Disk),
+            home: self.home.clone(),
+        };
+        probes.into_iter().map(lease).collect()
+    }
+
     /// Makes a filled lease readable by many. Only leases of this arena.
     pub fn freeze(&mut self, mut lease: Lease) -> Frozen {
         debug_assert!(
@@ -420,6 +444,28 @@ mod tests {
         assert_eq!(arena.free_bytes(), 4 * MIB);
         assert_eq!(arena.chunks.len(), 4);
         assert!(arena.pages.free.is_empty() && arena.sub_blocks.free.is_empty());
+    }
+
+    #[test]
+    fn probes_lie_in_every_huge_page_and_come_back() {
+        for chunks in [1, 2, 5, 8] {
+            let mut arena = Arena::new(chunks * MIB).unwrap();
+            let start = arena.addresses().start;
+            let probes = arena.probes();
+            let at = |lease: &Lease| (lease.bytes().as_ptr().addr() - start) / MIB;
+            let places: Vec<usize> = probes.iter().map(at).collect();
+            let mut expected: Vec<usize> = (0..chunks).step_by(2).chain([chunks - 1]).collect();
+            expected.dedup();
+            expected.reverse();
+            assert_eq!(places, expected);
+            assert_eq!(arena.free_bytes(), (chunks - expected.len()) * MIB);
+            drop(probes);
+            arena.reclaim();
+            assert_eq!(
+                (arena.free_bytes(), arena.in_flight_bytes()),
+                (chunks * MIB, 0)
+            );
+        }
     }
 
     #[test]

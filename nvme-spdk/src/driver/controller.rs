@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::Loss;
 use crate::ffi;
 use crate::fingerprint::Fingerprint;
-use crate::watch::Watch;
+use crate::watch::{Still, Watch};
 
 /// Entries of a queue: more than any queue pair here has operations.
 const QUEUE_SIZE_MAX: u32 = 2_048;
@@ -24,8 +24,8 @@ pub(crate) struct ConnectOptions {
     pub(crate) timeout: Duration,
 }
 
-/// An attached controller. Belongs to the thread that attached it, which alone polls its admin queue and detaches it; others
-/// make and end queue pairs, and look at namespaces.
+/// An attached controller. Belongs to the thread that attached it, which polls its admin queue and detaches it; others make and
+/// end queue pairs, in which SPDK polls the admin queue as well, and look at namespaces.
 #[derive(Debug)]
 pub(crate) struct RawController {
     ctrlr: NonNull<ffi::Ctrlr>,
@@ -36,7 +36,8 @@ pub(crate) struct RawController {
 // SAFETY: SPDK guards what several threads do with a controller by a lock of the controller (making and freeing queue pairs,
 // the admin queue, failing it). What it does not guard is what a queue pair's owner does, and `QueuePair` is not `Send`.
 unsafe impl Send for RawController {}
-// SAFETY: as above; `&RawController` gives no more than those functions.
+// SAFETY: as above. Which namespaces there are SPDK keeps in a tree without a lock: those functions want a `Still`, which only one
+// thread at a time has, and within which the admin queue is polled.
 unsafe impl Sync for RawController {}
 
 /// Attaches; blocks for as long as that takes. None when SPDK cannot, which it tells in its own log.
@@ -113,7 +114,7 @@ impl RawController {
 
     /// Polls the admin queue: keep-alives, events, timeouts. Only by the thread that attached it. False when the controller
     /// is lost.
-    pub(crate) fn poll_admin(&self) -> bool {
+    pub(crate) fn poll_admin(&self, _: &Still) -> bool {
         // What is under way may still end: the kernel waits until this program lets go.
         if self.is_unplugged() {
             return false;
@@ -156,21 +157,27 @@ impl RawController {
     ///
     /// # Errors
     /// The numbers of those that are there.
-    pub(crate) fn namespace(&self, number: Option<u32>) -> Result<RawNamespace, Vec<u32>> {
-        let wanted = number.unwrap_or_else(|| self.next_namespace(None));
-        let active = is_active(self.ctrlr, wanted);
-        // SAFETY: as above.
-        let ns = unsafe { ffi::spdk_nvme_ctrlr_get_ns(self.ctrlr.as_ptr(), wanted) };
+    pub(crate) fn namespace(
+        &self,
+        number: Option<u32>,
+        still: &Still,
+    ) -> Result<RawNamespace, Vec<u32>> {
+        let wanted = number.unwrap_or_else(|| self.next_namespace(None, still));
+        let ns = match is_active(self.ctrlr, wanted, still) {
+            // SAFETY: the controller is attached. It would make one up for a number that is not there.
+            true => unsafe { ffi::spdk_nvme_ctrlr_get_ns(self.ctrlr.as_ptr(), wanted) },
+            false => std::ptr::null_mut(),
+        };
         match NonNull::new(ns) {
-            Some(ns) if active => Ok(RawNamespace {
+            Some(ns) => Ok(RawNamespace {
                 ns,
                 ctrlr: self.ctrlr,
                 number: wanted,
             }),
-            _ => {
-                let first = self.next_namespace(None);
+            None => {
+                let first = self.next_namespace(None, still);
                 let all = std::iter::successors(Some(first), |last| {
-                    Some(self.next_namespace(Some(*last)))
+                    Some(self.next_namespace(Some(*last), still))
                 });
                 Err(all
                     .take_while(|number| *number != 0)
@@ -181,11 +188,11 @@ impl RawController {
     }
 
     /// The next that is there; 0 for none.
-    fn next_namespace(&self, after: Option<u32>) -> u32 {
+    fn next_namespace(&self, after: Option<u32>, _: &Still) -> u32 {
         match after {
-            // SAFETY: the controller is attached.
+            // SAFETY: the controller is attached, and nobody changes its tree of namespaces: `Still`.
             None => unsafe { ffi::spdk_nvme_ctrlr_get_first_active_ns(self.ctrlr.as_ptr()) },
-            // SAFETY: the controller is attached; any number may be given.
+            // SAFETY: as above; any number may be given.
             Some(last) => unsafe {
                 ffi::spdk_nvme_ctrlr_get_next_active_ns(self.ctrlr.as_ptr(), last)
             },
@@ -224,8 +231,8 @@ fn text(bytes: &[u8]) -> String {
 }
 
 /// Whether an attached controller has a namespace of that number now.
-fn is_active(ctrlr: NonNull<ffi::Ctrlr>, number: u32) -> bool {
-    // SAFETY: the controller is attached; any number may be asked for.
+fn is_active(ctrlr: NonNull<ffi::Ctrlr>, number: u32, _: &Still) -> bool {
+    // SAFETY: the controller is attached, and nobody changes its tree of namespaces: `Still`. Any number may be asked for.
     number != 0 && unsafe { ffi::spdk_nvme_ctrlr_is_active_ns(ctrlr.as_ptr(), number) } != 0
 }
 
@@ -258,8 +265,8 @@ impl RawNamespace {
     }
 
     /// Whether it is there.
-    pub(crate) fn is_active(&self) -> bool {
-        is_active(self.ctrlr, self.number)
+    pub(crate) fn is_active(&self, still: &Still) -> bool {
+        is_active(self.ctrlr, self.number, still)
     }
 
     pub(super) fn ns(&self) -> *mut ffi::Ns {
@@ -271,71 +278,71 @@ impl RawNamespace {
     }
 
     /// Bytes of data in a sector.
-    pub(crate) fn sector_bytes(&self) -> u32 {
+    pub(crate) fn sector_bytes(&self, _: &Still) -> u32 {
         // SAFETY: the namespace's controller is attached.
         unsafe { ffi::spdk_nvme_ns_get_sector_size(self.ns()) }
     }
 
     /// Bytes of metadata with each sector.
-    pub(crate) fn metadata_bytes(&self) -> u32 {
+    pub(crate) fn metadata_bytes(&self, _: &Still) -> u32 {
         // SAFETY: as above.
         unsafe { ffi::spdk_nvme_ns_get_md_size(self.ns()) }
     }
 
     /// Bytes in all.
-    pub(crate) fn capacity_bytes(&self) -> u64 {
+    pub(crate) fn capacity_bytes(&self, still: &Still) -> u64 {
         // SAFETY: as above.
         let sectors = unsafe { ffi::spdk_nvme_ns_get_num_sectors(self.ns()) };
-        sectors.saturating_mul(self.sector_bytes().into())
+        sectors.saturating_mul(self.sector_bytes(still).into())
     }
 
     /// The largest transfer of one command; SPDK splits what is larger.
-    pub(crate) fn transfer_bytes_max(&self) -> u32 {
+    pub(crate) fn transfer_bytes_max(&self, _: &Still) -> u32 {
         // SAFETY: as above.
         unsafe { ffi::spdk_nvme_ns_get_max_io_xfer_size(self.ns()) }
     }
 
-    fn flags(&self) -> u32 {
+    fn flags(&self, _: &Still) -> u32 {
         // SAFETY: as above.
         unsafe { ffi::spdk_nvme_ns_get_flags(self.ns()) }
     }
 
     /// Whether there is a cache to flush; otherwise what was written is on stable media.
-    pub(crate) fn can_flush(&self) -> bool {
-        self.flags() & ffi::NS_FLUSH_SUPPORTED != 0
+    pub(crate) fn can_flush(&self, still: &Still) -> bool {
+        self.flags(still) & ffi::NS_FLUSH_SUPPORTED != 0
     }
 
     /// Whether ranges can be given back.
-    pub(crate) fn can_discard(&self) -> bool {
-        self.flags() & ffi::NS_DEALLOCATE_SUPPORTED != 0
+    pub(crate) fn can_discard(&self, still: &Still) -> bool {
+        self.flags(still) & ffi::NS_DEALLOCATE_SUPPORTED != 0
     }
 
     /// A copy, since SPDK exchanges it.
-    fn data(&self) -> Option<ffi::NsData> {
+    fn data(&self, _: &Still) -> Option<ffi::NsData> {
         // SAFETY: the namespace's controller is attached.
         let data = unsafe { ffi::spdk_nvme_ns_get_data(self.ns()) };
-        // SAFETY: SPDK's data of this namespace, which begins as declared; null is told. Nobody exchanges it meanwhile: callers
-        // are within `Watch::around`, as is who polls the admin queue.
+        // SAFETY: SPDK's data of this namespace, which begins as declared; null is told. Nobody exchanges it meanwhile:
+        // `Still`.
         unsafe { data.as_ref() }.copied()
     }
 
     /// Whether it takes no writes.
-    pub(crate) fn is_write_protected(&self) -> bool {
-        self.data()
+    pub(crate) fn is_write_protected(&self, still: &Still) -> bool {
+        self.data(still)
             .is_some_and(|data| data.nsattr & ffi::NSATTR_WRITE_PROTECTED != 0)
     }
 
     /// What it is now.
-    pub(crate) fn fingerprint(&self) -> Fingerprint {
-        let data = self.data();
+    pub(crate) fn fingerprint(&self, still: &Still) -> Fingerprint {
+        let data = self.data(still);
         // SAFETY: the namespace's controller is attached.
         let uuid = unsafe { ffi::spdk_nvme_ns_get_uuid(self.ns()) };
         // SAFETY: within SPDK's data of this namespace, as in `data`; null is told.
         let uuid = unsafe { uuid.as_ref() };
         Fingerprint {
-            sector_bytes: self.sector_bytes(),
-            metadata_bytes: self.metadata_bytes(),
-            capacity_bytes: self.capacity_bytes(),
+            sector_bytes: self.sector_bytes(still),
+            metadata_bytes: self.metadata_bytes(still),
+            capacity_bytes: self.capacity_bytes(still),
             nguid: data.map_or([0; 16], |data| data.nguid),
             eui64: data.map_or([0; 8], |data| data.eui64),
             uuid: uuid.map_or([0; 16], |uuid| uuid.raw),

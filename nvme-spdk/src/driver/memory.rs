@@ -16,7 +16,8 @@ pub(crate) struct Registration {
 }
 
 impl Registration {
-    /// Tells SPDK of all of `mapping`.
+    /// Tells SPDK of all of `mapping`. That this ends well does not mean that a device reaches it: SPDK goes on where the IOMMU
+    /// has refused, so each device is tried out (`trial`).
     ///
     /// # Errors
     /// A negative errno: it is not aligned, or is no memory that the device can be given.
@@ -36,7 +37,11 @@ impl Registration {
                 range: start as usize..start as usize + len_bytes,
                 _mapping: mapping,
             }),
-            errno => Err(errno),
+            errno => {
+                // SPDK does not undo its first steps when a later one fails: what it still knows must not become other memory.
+                std::mem::forget(mapping);
+                Err(errno)
+            }
         }
     }
 

@@ -166,7 +166,7 @@ impl QueuePair {
         depth: usize,
     ) -> Option<Self> {
         let raw = namespace.raw();
-        let qpair = NonNull::new(alloc(raw, depth))?;
+        let qpair = NonNull::new(alloc(raw, namespace.transfer_bytes_max(), depth))?;
         Some(Self {
             qpair,
             slots: Slab::with_capacity(depth),
@@ -306,7 +306,7 @@ unsafe extern "C" fn ended(arg: *mut c_void, cpl: *const ffi::Cpl) {
 }
 
 /// SPDK's queue pair for so many operations, or null.
-fn alloc(namespace: &RawNamespace, depth: usize) -> *mut ffi::Qpair {
+fn alloc(namespace: &RawNamespace, transfer_bytes_max: u32, depth: usize) -> *mut ffi::Qpair {
     // SAFETY: numbers and pointers, for which zeros are values.
     let mut opts: ffi::QpairOpts = unsafe { std::mem::zeroed() };
     // The beginning that all versions share.
@@ -314,7 +314,7 @@ fn alloc(namespace: &RawNamespace, depth: usize) -> *mut ffi::Qpair {
     let ctrlr = namespace.ctrlr();
     // SAFETY: the controller is attached; `opts` is longer than `known`, and longer than SPDK's structure.
     unsafe { ffi::spdk_nvme_ctrlr_get_default_io_qpair_opts(ctrlr, &mut opts, known) };
-    let transfer = namespace.transfer_bytes_max().max(4096) as usize;
+    let transfer = transfer_bytes_max.max(4096) as usize;
     // SPDK splits an operation that is larger than a transfer: one request for each part, and one for the whole.
     let each = OPERATION_BYTES_MAX.div_ceil(transfer) + 1;
     // The ring keeps one entry free. More than the controller takes was asked for when it was attached, so this is its own

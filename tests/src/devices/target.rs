@@ -22,9 +22,9 @@ const MEMORY_MIB: u32 = 512;
 /// How long anything of it may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ADDRESS: &str = "127.0.0.1";
-/// The NGUID of namespaces.
-const IDENTITY: &str = "0123456789ABCDEF0123456789ABCDEF";
-/// That of one that took another's number.
+/// Of a second portal.
+const SECOND_ADDRESS: &str = "127.0.0.2";
+/// Of one that took another's number.
 const STRANGER: &str = "FEDCBA9876543210FEDCBA9876543210";
 
 /// What makes a test that needs it impossible here; none when it can run.
@@ -168,7 +168,31 @@ impl SpdkTarget {
         len_bytes: u64,
         sector_bytes: u32,
     ) -> Result<()> {
-        self.give(name, namespace, len_bytes, sector_bytes, IDENTITY)
+        let identity = self.identity(name);
+        self.give(name, namespace, len_bytes, sector_bytes, &identity)
+    }
+
+    /// The NGUID of the subsystem's namespaces: no other in the world has it.
+    fn identity(&self, name: &str) -> String {
+        let sum = name.bytes().fold(0_u64, |sum, byte| {
+            sum.wrapping_mul(31).wrapping_add(byte.into())
+        });
+        format!("{sum:016X}{:08X}89ABCDEF", self.child.id())
+    }
+
+    /// A second way to the subsystem `name`: its transport id.
+    ///
+    /// # Errors
+    /// When the target refuses.
+    pub fn add_portal(&self, name: &str) -> Result<String> {
+        let listen = json!({
+            "trtype": "TCP", "adrfam": "IPv4", "traddr": SECOND_ADDRESS, "trsvcid": self.port.to_string(),
+        });
+        self.ask(
+            "nvmf_subsystem_add_listener",
+            json!({"nqn": nqn(name), "listen_address": listen}),
+        )?;
+        Ok(self.transport_id(name).replace(ADDRESS, SECOND_ADDRESS))
     }
 
     /// The same, with an identity of its own.

@@ -162,7 +162,7 @@ impl Medium for Arc<forebay_nvme_spdk::Namespace> {
     }
 
     fn reader(&self) -> Result<Reader<'_>> {
-        let make = |arena: &Arena| Medium::queue_pair(self, arena);
+        let make = |arena: &mut Arena| Medium::queue_pair(self, arena);
         let mut device = forebay_cli::cache::blocking::Blocking::new(make)?;
         Ok(Box::new(move |offset_bytes, bytes| {
             Ok(device.read(offset_bytes, bytes)?)

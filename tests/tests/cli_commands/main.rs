@@ -6,6 +6,7 @@ mod credentials;
 mod disk;
 mod doctor;
 mod errors;
+mod foreign;
 mod lifecycle;
 mod names;
 mod options;

@@ -206,10 +206,17 @@ fn what_others_have_on_a_namespace_is_never_overwritten_unasked() {
     for other in [&there, &spelled, &numbered] {
         mount(&place, "other", other, &["--node-id", "other"]).failed(&["is in use by"]);
     }
+    // By another portal of the target.
+    let portal = target.add_portal("mounted").unwrap();
+    mount(&place, "other", &portal, &["--node-id", "other"]).failed(&["is in use by process"]);
+    place
+        .run(&["cache", "verify", &portal])
+        .failed(&["is in use by process"]);
     let twice = format!("{there},{numbered}");
     place.run(&["umount", "m"]).ok();
     mount(&place, "m", &twice, &[]).failed(&["is in use by"]);
     mount(&place, "m", &format!("{there},{spelled}"), &[]).failed(&["twice"]);
+    mount(&place, "m", &format!("{there},{portal}"), &[]).failed(&["are the same namespace"]);
     // Tools read it, and another node's is not taken for one's own.
     let text = place.run(&["cache", "inspect", &there]).ok().text();
     assert!(text.contains(&there) && text.contains("regions"), "{text}");

@@ -84,7 +84,7 @@ fn what_a_namespace_holds_is_told_before_anything_is_written() {
     };
     let namespace = open(&target.add("foreign", CAPACITY_BYTES, 512).unwrap());
     let found = || {
-        let device = |arena: &forebay_engine::arena::Arena| {
+        let device = |arena: &mut forebay_engine::arena::Arena| {
             Ok(namespace.queue_pair(&arena.mapping(), &QueueOptions::default())?)
         };
         read_superblock(&mut Blocking::new(device).unwrap()).unwrap()

@@ -7,7 +7,10 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::arena::{Arena, Share};
 use forebay_engine::ports::{BlockDevice, DeviceEvent, DeviceOp, DeviceTag};
-use forebay_nvme_spdk::{Environment, EnvironmentOptions, Namespace, OpenOptions, QueueOptions};
+use forebay_nvme_spdk::{
+    Environment, EnvironmentOptions, MemoryError, Namespace, OpenError, OpenOptions, QueueError,
+    QueueOptions,
+};
 use forebay_tests::conformance::block_device::{every_operation_ends, suite};
 use serde_json::Value;
 
@@ -166,4 +169,65 @@ fn a_controller_tells_of_its_health() {
     // What QEMU makes up: 323 K.
     assert_eq!(health.temperature_c, 50, "{health:?}");
     assert_eq!(health.media_errors, 0);
+}
+
+/// SPDK takes a mapping that the kernel has refused for done: a read would end well and bring nothing. Here the kernel gives no more than
+/// so many mappings.
+#[test]
+fn memory_that_the_iommu_refused_is_found_out() {
+    let Some(taken) = Taken::new() else { return };
+    let parameter = "/sys/module/vfio_iommu_type1/parameters/dma_entry_limit";
+    let before = fs::read_to_string(parameter).unwrap();
+    // It holds for who opens VFIO from now on: this process, when SPDK starts.
+    fs::write(parameter, "150").unwrap();
+    let namespace = taken.open_part();
+    fs::write(parameter, before.trim()).unwrap();
+    let options = QueueOptions::default();
+    let tried = |arena: &mut Arena| {
+        let mut device = namespace.queue_pair(&arena.mapping(), &options).unwrap();
+        device
+            .check_memory(arena.probes())
+            .map(|probes| probes.len())
+    };
+    let mut small = Arena::new(16 << 20).unwrap();
+    assert_eq!(
+        tried(&mut small).unwrap(),
+        9,
+        "what there is room for is reached"
+    );
+    let mut large = Arena::new(512 << 20).unwrap();
+    let error = tried(&mut large).unwrap_err();
+    let QueueError::Memory {
+        why: MemoryError::Unreached { buffers },
+        ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
+    assert!((100..257).contains(buffers), "{error}");
+    assert!(error.to_string().contains("dma_entry_limit"), "{error}");
+    large.reclaim();
+    assert_eq!(large.free_bytes(), large.capacity_bytes());
+}
+
+/// What another driver has is not touched.
+#[test]
+fn a_controller_that_the_kernel_drives_is_refused() {
+    let Some(_taken) = Taken::new() else { return };
+    let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
+    let all = all.as_array().unwrap();
+    let row = all.iter().find(|row| row["driver"] == "nvme").unwrap();
+    let pci = row["address"].as_str().unwrap();
+    let address: forebay_nvme_spdk::Address = format!("pci:{pci}").parse().unwrap();
+    let options = EnvironmentOptions {
+        pci: vec![address.pci().unwrap()],
+    };
+    let environment = Environment::start(&options).unwrap();
+    let error = Namespace::open(&environment, &address, &OpenOptions::default()).unwrap_err();
+    assert!(matches!(error, OpenError::Driver { .. }), "{error}");
+    let said = error.to_string();
+    assert!(
+        said.contains("is driven by `nvme`") && said.contains("forebay device bind"),
+        "{said}"
+    );
 }

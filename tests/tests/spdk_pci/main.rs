@@ -8,12 +8,26 @@
 #[allow(dead_code)]
 mod bench;
 #[cfg(feature = "spdk")]
+#[path = "../group/cluster.rs"]
+#[allow(dead_code)]
+mod cluster;
+#[cfg(feature = "spdk")]
 mod device;
+#[cfg(feature = "spdk")]
+mod mounting;
+#[cfg(feature = "spdk")]
+#[path = "../group/owners.rs"]
+#[allow(dead_code)]
+mod owners;
 #[cfg(feature = "spdk")]
 mod removal;
 #[cfg(feature = "spdk")]
 #[path = "../spdk/rig.rs"]
 mod rig;
+#[cfg(feature = "spdk")]
+#[path = "../cli_commands/support.rs"]
+#[allow(dead_code)]
+mod support;
 
 #[cfg(not(feature = "spdk"))]
 #[test]

@@ -19,7 +19,7 @@ use crate::args::{CacheCommand, NodeArgs};
 use crate::cache::CacheDir;
 use crate::cache::blocking::Blocking;
 use crate::cache::lock::{DirLock, LOCK_FILE, hold_device, holder_of, holder_of_device};
-use crate::cache::nvme::{self, NvmeLock};
+use crate::cache::nvme::{self, NamespaceId, NvmeLock};
 use crate::cache::opening::{open_medium, read_superblock};
 use crate::cache::place::{LOG_FILE, Place};
 use crate::cache::scan::Scanner;
@@ -128,15 +128,15 @@ impl Looked {
             Place::Nvme(_) => Some(open_medium(&place, &path, &options)?),
             _ => None,
         };
-        let number = attached.as_ref().map_or(0, nvme::number_of);
+        let id = attached.as_ref().map(NamespaceId::of).unwrap_or_default();
         let hold = purpose
-            .map(|purpose| Hold::take(&place, number, purpose))
+            .map(|purpose| Hold::take(&place, &id, purpose))
             .transpose()?;
         let held_by = match (&place, &hold) {
             (_, Some(_)) => None,
             (Place::Directory(dir), None) => holder_of(dir),
             (Place::Device(path), None) => holder_of_device(path),
-            (Place::Nvme(address), None) => nvme::holder_of(address, number),
+            (Place::Nvme(address), None) => nvme::holder_of(address, &id),
         };
         let medium = match attached {
             Some(medium) => medium,
@@ -186,11 +186,11 @@ enum Hold {
 }
 
 impl Hold {
-    fn take(place: &Place, number: u32, purpose: &str) -> Result<Self> {
+    fn take(place: &Place, id: &NamespaceId, purpose: &str) -> Result<Self> {
         match place {
             Place::Directory(dir) => DirLock::take(dir, purpose).map(Hold::Directory),
             Place::Device(path) => hold_device(path).map(Hold::Device),
-            Place::Nvme(address) => NvmeLock::take(address, number).map(Hold::Nvme),
+            Place::Nvme(address) => NvmeLock::take(address, id, purpose).map(Hold::Nvme),
         }
     }
 }

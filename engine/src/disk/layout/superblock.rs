@@ -58,6 +58,16 @@ pub enum NotOurs {
     Damaged(&'static str),
 }
 
+impl NotOurs {
+    /// What else is known to be there, by its name: none for what is blank, unknown or a Forebay cache.
+    pub fn known(&self) -> Option<&'static str> {
+        match self {
+            NotOurs::Foreign(name) if *name != foreign::UNKNOWN => Some(name),
+            _ => None,
+        }
+    }
+}
+
 impl Superblock {
     /// The superblock as one page. An owner that is too long is cut.
     pub fn encode(&self) -> Box<[u8]> {
@@ -103,6 +113,20 @@ impl Superblock {
             return Err(NotOurs::Older { version });
         }
         Self::fields(page).ok_or(NotOurs::Damaged("a field is out of range"))
+    }
+
+    /// The same of a device that others may have had, by what is at its beginning and at its end: a device is blank only when
+    /// nothing is at its end either. `end` ends where the device does (1 MiB tells all that is known).
+    ///
+    /// # Errors
+    /// See [`Superblock::decode`].
+    pub fn decode_device(beginning: &[u8], end: &[u8]) -> Result<Superblock, NotOurs> {
+        match (Self::decode(beginning), foreign::looks_like_at_the_end(end)) {
+            (Err(NotOurs::Blank), Some(found)) => Err(NotOurs::Foreign(found)),
+            // The end may know better.
+            (Err(NotOurs::Foreign(foreign::UNKNOWN)), Some(found)) => Err(NotOurs::Foreign(found)),
+            (decoded, _) => decoded,
+        }
     }
 
     fn fields(page: &[u8]) -> Option<Superblock> {

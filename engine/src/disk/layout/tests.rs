@@ -409,11 +409,70 @@ fn what_else_is_on_a_device_is_told() {
         (&[(512, b"LABELONE")], "an LVM physical volume"),
         (&[(4086, b"SWAPSPACE2")], "a swap area"),
         (&[(16_400, b"pool_guid")], "a ZFS pool"),
+        (
+            &[(4_096, b"\xfc\x4e\x2b\xa9")],
+            "a member of an MD RAID array",
+        ),
+        (&[(0, b"LUKS\xba\xbe")], "a LUKS volume"),
+        (&[(32 << 10, b"SKUL\xba\xbe")], "a LUKS volume"),
         (&[(100_000, b"x")], "unknown data"),
     ] {
         assert_eq!(with(pieces), format!("{holds} {what}"));
     }
     assert_eq!(refused(&[1]), NotOurs::Foreign("unknown data"));
+}
+
+#[test]
+fn what_lies_at_a_devices_end_is_told() {
+    let end = |pieces: &[(usize, &[u8])]| {
+        let mut bytes = vec![0; 1 << 20];
+        for (from_end, piece) in pieces {
+            let at = bytes.len() - from_end;
+            bytes[at..at + piece.len()].copy_from_slice(piece);
+        }
+        bytes
+    };
+    let blank = [0; 128 << 10];
+    let refused = |end: &[u8]| Superblock::decode_device(&blank, end).unwrap_err();
+    assert_eq!(refused(&end(&[])), NotOurs::Blank);
+    assert_eq!(refused(&[]), NotOurs::Blank);
+    assert_eq!(NotOurs::Blank.known(), None);
+    for (pieces, what) in [
+        // MD 1.0, and 0.90.
+        (
+            &[(8 << 10, b"\xfc\x4e\x2b\xa9".as_slice())][..],
+            "a member of an MD RAID array",
+        ),
+        (
+            &[(65_536 + 4_096, b"\xfc\x4e\x2b\xa9")],
+            "a member of an MD RAID array",
+        ),
+        (
+            &[(1_024, b"Intel Raid ISM Cfg Sig. 1.3.00")],
+            "a member of an Intel (IMSM, VROC) RAID array",
+        ),
+        (
+            &[(512, b"\xde\x11\xde\x11")],
+            "a member of a DDF RAID array",
+        ),
+        (&[(512, b"EFI PART")], "a GPT partition table"),
+        (&[(500_000, b"pool_guid")], "a ZFS pool"),
+    ] {
+        let found = refused(&end(pieces));
+        assert_eq!(found, NotOurs::Foreign(what));
+        assert_eq!(found.known(), Some(what));
+    }
+    let unknown = refused(&end(&[(77_777, b"x")]));
+    assert_eq!(unknown, NotOurs::Foreign("unknown data"));
+    assert_eq!(unknown.known(), None);
+    // The beginning decides where it says something.
+    let ours = superblock().encode();
+    let raid = end(&[(8 << 10, b"\xfc\x4e\x2b\xa9")]);
+    assert!(Superblock::decode_device(&ours, &raid).is_ok());
+    let mut unknown = blank;
+    unknown[77] = 1;
+    let found = Superblock::decode_device(&unknown, &raid).unwrap_err();
+    assert_eq!(found.known(), Some("a member of an MD RAID array"));
 }
 
 #[test]
