@@ -183,6 +183,8 @@ pub struct CoreStats {
     pub blocks: u64,
     /// Arena size.
     pub memory_bytes: u64,
+    /// Of that, in huge pages that the machine has reserved.
+    pub memory_reserved_bytes: u64,
     /// Bytes of the arena that cache.
     pub memory_used_bytes: u64,
     /// Bytes of the arena in flight.
@@ -248,6 +250,7 @@ impl Default for CoreStats {
             prefetch_dropped: 0,
             blocks: 0,
             memory_bytes: 0,
+            memory_reserved_bytes: 0,
             memory_used_bytes: 0,
             memory_in_flight_bytes: 0,
             hit_latency_ns: histogram(),
@@ -322,6 +325,7 @@ impl CoreStats {
         self.prefetch_dropped += other.prefetch_dropped;
         self.blocks += other.blocks;
         self.memory_bytes += other.memory_bytes;
+        self.memory_reserved_bytes += other.memory_reserved_bytes;
         self.memory_used_bytes += other.memory_used_bytes;
         self.memory_in_flight_bytes += other.memory_in_flight_bytes;
         let _ = self.hit_latency_ns.add(&other.hit_latency_ns);

@@ -12,7 +12,6 @@ use crate::controller::{Controller, Controllers};
 use crate::driver::{ConnectOptions, Registration, StartOptions, has_iommu, start};
 use crate::error::{EnvironmentError, MemoryError, OpenError};
 use crate::locked::locked;
-use crate::pages::in_reserved_huge_pages;
 use crate::watch::lock;
 
 /// Free huge pages of 2 MiB below which SPDK is started without them, when it drives no PCI device.
@@ -91,12 +90,11 @@ impl Environment {
         mapping: &Mapping,
         behind: Behind,
     ) -> Result<Arc<Registration>, MemoryError> {
-        let start = mapping.as_ptr() as usize;
         let len_bytes = mapping.whole_bytes();
         // A device without an IOMMU writes to where a page was when it was looked up; only reserved huge pages never move,
         // and are there before they are first written. What SPDK found may be true of other devices of this machine only.
         let translated = has_iommu() && behind == Behind::Iommu;
-        if !translated && !in_reserved_huge_pages(start..start + len_bytes) {
+        if !translated && !mapping.is_reserved() {
             return Err(MemoryError::NoIommu);
         }
         let mut known = lock(&self.memory);

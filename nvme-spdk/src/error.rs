@@ -144,7 +144,8 @@ pub enum MemoryError {
     /// The device would reach memory by physical addresses, and this memory may move.
     #[error(
         "no IOMMU stands before the device, so it would reach memory that may move: switch the IOMMU on (in the firmware, and \
-         `intel_iommu=on` or `amd_iommu=on` for the kernel), or give the kernel's device, such as /dev/nvme0n1"
+         `intel_iommu=on` or `amd_iommu=on` for the kernel), reserve huge pages for all of --memory (`sysctl vm.nr_hugepages`, pages of 2 MiB, \
+         and 100 more), or give the kernel's device, such as /dev/nvme0n1"
     )]
     NoIommu,
     /// The limit on locked memory is too low for it.

@@ -9,7 +9,6 @@
 //! | `behind` | whether an IOMMU stands between a PCI device and memory | there |
 //! | `locked` | how much memory may still be locked | there |
 //! | `trial` | whether a device reaches its buffers | there |
-//! | `pages` | which memory is in reserved huge pages | there |
 //! | `watch` | whether controllers and namespaces are lost, and whom that wakes | there |
 //! | `pace` | how often a device is looked at that signals nothing | there |
 //! | `namespace` | [`Namespace`]: opened once, shared by all cores | - |
@@ -47,8 +46,6 @@ mod locked;
 mod namespace;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod pace;
-#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
-mod pages;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]
 mod status;
 #[cfg_attr(not(feature = "spdk"), allow(dead_code))]

@@ -10,7 +10,7 @@ use forebay_engine::ports::{
     BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, DeviceTag, Full,
 };
 
-use crate::host::{Buffers, HostDevice, Medium};
+use crate::host::{Buffers, HostDevice, Medium, arena_for_devices};
 
 /// Operations under way at a time.
 pub const DEPTH: usize = 8;
@@ -37,7 +37,13 @@ impl Blocking<HostDevice> {
     /// # Errors
     /// When there is no memory, or no queue pair.
     pub fn on(medium: &Medium) -> Result<Self> {
-        Self::new(|arena| medium.queue_pair(&Buffers::of(arena), DEPTH, false))
+        let arena = match medium.reaches_memory() {
+            true => arena_for_devices(ARENA_BYTES),
+            false => Arena::new(ARENA_BYTES),
+        };
+        Self::with(arena, |arena| {
+            medium.queue_pair(&Buffers::of(arena), DEPTH, false)
+        })
     }
 }
 
@@ -47,7 +53,11 @@ impl<D: BlockDevice> Blocking<D> {
     /// # Errors
     /// Of `make`, or when the kernel refuses memory.
     pub fn new(make: impl FnOnce(&mut Arena) -> Result<D>) -> Result<Self> {
-        let mut arena = Arena::new(ARENA_BYTES).context("cannot map buffers")?;
+        Self::with(Arena::new(ARENA_BYTES), make)
+    }
+
+    fn with(arena: io::Result<Arena>, make: impl FnOnce(&mut Arena) -> Result<D>) -> Result<Self> {
+        let mut arena = arena.context("cannot map buffers")?;
         Ok(Self {
             device: make(&mut arena)?,
             arena,

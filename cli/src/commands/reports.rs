@@ -139,6 +139,7 @@ impl<R: Reply> DaemonReports<R> {
         cores.iter().for_each(|core| all.add(core));
         let memory = MemoryStatus {
             arena_bytes: all.memory_bytes,
+            reserved_bytes: all.memory_reserved_bytes,
             cached_bytes: all.memory_used_bytes,
             in_flight_bytes: all.memory_in_flight_bytes,
             resident_bytes: resident_bytes(),

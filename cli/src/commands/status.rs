@@ -319,9 +319,13 @@ fn details(status: &StatusReport) -> String {
         (
             "memory",
             format!(
-                "limit {}, buffers {}, cached {}, in flight {}",
+                "limit {}, buffers {}{}, cached {}, in flight {}",
                 Bytes(memory.limit_bytes),
                 Bytes(memory.arena_bytes),
+                match memory.reserved_bytes {
+                    0 => String::new(),
+                    bytes => format!(" ({} in reserved huge pages)", Bytes(bytes)),
+                },
                 Bytes(memory.cached_bytes),
                 Bytes(memory.in_flight_bytes)
             ),

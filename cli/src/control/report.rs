@@ -87,6 +87,9 @@ pub struct MemoryStatus {
     pub limit_bytes: u64,
     /// Buffers of all cores.
     pub arena_bytes: u64,
+    /// Of those, bytes in huge pages that the machine has reserved.
+    #[serde(default)]
+    pub reserved_bytes: u64,
     /// Of those, bytes that cache.
     pub cached_bytes: u64,
     /// Of those, bytes on their way from the origin or to readers.

@@ -38,12 +38,16 @@ fn reserved(files: &Files) -> Finding {
     const OBJECT: &str = "reserved hugepages";
     let value = |name| files.value("/proc/meminfo", name).unwrap_or(0);
     match value("HugePages_Total") {
-        0 => Finding::absent(AREA, OBJECT, "none; nothing of Forebay uses them yet"),
+        0 => Finding::absent(
+            AREA,
+            OBJECT,
+            "none; buffers are in ordinary memory, also where a PCI device is driven by SPDK",
+        ),
         total => Finding::ok(
             AREA,
             OBJECT,
             format!(
-                "{total} of {}, {} free; nothing of Forebay uses them yet",
+                "{total} of {}, {} free: SPDK's, and for buffers where it drives a PCI device",
                 Bytes(value("Hugepagesize") << 10),
                 value("HugePages_Free")
             ),

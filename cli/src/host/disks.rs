@@ -40,6 +40,11 @@ pub trait Disks: Send + Sync + 'static {
     /// A queue pair.
     type Device: BlockDevice + 'static;
 
+    /// Whether a device of them reaches the cores' buffers by itself.
+    fn reach_memory(&self) -> bool {
+        false
+    }
+
     /// A core's queue pairs, one for each disk; called on the core's thread.
     ///
     /// # Errors
@@ -49,6 +54,10 @@ pub trait Disks: Send + Sync + 'static {
 
 impl Disks for Vec<DiskSource> {
     type Device = HostDevice;
+
+    fn reach_memory(&self) -> bool {
+        self.iter().any(|disk| disk.medium.reaches_memory())
+    }
 
     fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<HostDevice>>> {
         let seat = |disk: &DiskSource| {

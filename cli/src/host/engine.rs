@@ -24,6 +24,7 @@ use super::cores::{CorePlan, CoresArg, Machine, Poll};
 use super::disks::{DiskPlace, Disks};
 use super::medium::Buffers;
 use super::memory::{MemoryPlan, default_memory_bytes};
+use super::pages::arena_for_devices;
 use super::parker::{EventParker, Park};
 use super::peers::{HostMembership, HostTransport, Peers};
 use super::platform::HostPlatform;
@@ -379,7 +380,11 @@ where
     let config = &shared.config;
     let cores = config.cores.cores();
     let arena_bytes = config.memory.arena_bytes_per_core;
-    let mut arena = Arena::new(arena_bytes).with_context(|| {
+    let arena = match shared.disks.reach_memory() {
+        true => arena_for_devices(arena_bytes),
+        false => Arena::new(arena_bytes),
+    };
+    let mut arena = arena.with_context(|| {
         format!("cannot map {arena_bytes} bytes for engine core {core}: give less --memory")
     })?;
     let seat = OriginSeat {

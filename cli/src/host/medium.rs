@@ -83,6 +83,15 @@ impl Medium {
         }
     }
 
+    /// Whether the device reaches the buffers by itself: better in pages that never move, and only there without an IOMMU.
+    pub fn reaches_memory(&self) -> bool {
+        match self {
+            Self::Kernel(_) => false,
+            #[cfg(feature = "spdk")]
+            Self::Spdk(namespace) => namespace.address().pci().is_some(),
+        }
+    }
+
     /// Its file or block device; none when it is not the kernel's.
     pub fn file(&self) -> Option<&Arc<UringFile>> {
         match self {

@@ -9,6 +9,7 @@
 //! | [`cores`] | which CPUs, and whether cores may spin there |
 //! | [`disks`] | the disks, and each core's queue pairs on them |
 //! | [`medium`] | what a disk is behind: the kernel, or SPDK |
+//! | `pages` | buffers in reserved huge pages, for devices that reach them by themselves |
 //! | [`peers`] | the ports of a cache group, or of a node on its own |
 //! | [`limits`] | how many files may be open
 //! | [`memory`] | how `--memory` is divided |
@@ -23,6 +24,7 @@ pub mod engine;
 pub mod limits;
 pub mod medium;
 pub mod memory;
+mod pages;
 pub mod parker;
 pub mod peers;
 pub mod platform;
@@ -35,5 +37,6 @@ pub use disks::{DiskPlace, DiskSource, Disks};
 pub use engine::{Engine, EngineConfig, OriginSeat, core_stats};
 pub use medium::{Buffers, HostDevice, Medium};
 pub use memory::{MemoryPlan, default_memory_bytes};
+pub use pages::arena_for_devices;
 pub use peers::Peers;
 pub use platform::HostPlatform;

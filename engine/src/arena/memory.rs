@@ -70,6 +70,8 @@ pub(super) struct Slab {
     start: usize,
     /// Bytes of all frames.
     len: usize,
+    /// Whether all of it lies in huge pages of the kernel's pool.
+    reserved: bool,
 }
 
 /// Frames begin at such an address, so that huge pages fit, and user-space drivers take the memory.
@@ -89,6 +91,11 @@ impl Mapping {
     /// Its length in bytes.
     pub fn len_bytes(&self) -> usize {
         self.0.len
+    }
+
+    /// Whether all of it lies in huge pages that the machine has reserved: they never move.
+    pub fn is_reserved(&self) -> bool {
+        self.0.reserved
     }
 
     /// Its length up to the end of its last 2 MiB, all of which are mapped: what drivers take that know only such pages.
@@ -117,15 +124,46 @@ impl Slab {
         let slab = Arc::new(Slab {
             start: map.as_ptr().addr().next_multiple_of(HUGE_PAGE_BYTES) - map.as_ptr().addr(),
             len,
+            reserved: false,
             map: MmapRaw::from(map),
         });
+        Ok(Self::cut(slab, chunks))
+    }
+
+    /// The same in huge pages of 2 MiB that the machine has reserved, all of which are there when this returns.
+    ///
+    /// # Errors
+    /// When there are not enough, or this process may not have them.
+    pub(super) fn reserved_frames(chunks: usize) -> io::Result<(Mapping, Vec<Frame>)> {
+        let len = chunks
+            .checked_mul(CHUNK_BYTES)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapped = len
+            .checked_next_multiple_of(HUGE_PAGE_BYTES)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let map = MmapOptions::new()
+            .len(mapped)
+            .huge(Some(HUGE_PAGE_BYTES.trailing_zeros() as u8))
+            .map_anon()?;
+        // A control group may have fewer than the machine: a page that it refuses would end the process when it is touched.
+        map.advise(memmap2::Advice::PopulateWrite)?;
+        let slab = Arc::new(Slab {
+            start: 0,
+            len,
+            reserved: true,
+            map: MmapRaw::from(map),
+        });
+        Ok(Self::cut(slab, chunks))
+    }
+
+    fn cut(slab: Arc<Self>, chunks: usize) -> (Mapping, Vec<Frame>) {
         let frames = (0..chunks).map(|n| Frame {
             slab: slab.clone(),
             offset: n * CHUNK_BYTES,
             class: BufferClass::Chunk,
         });
         let frames = frames.collect();
-        Ok((Mapping(slab), frames))
+        (Mapping(slab), frames)
     }
 }
 

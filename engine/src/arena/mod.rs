@@ -200,13 +200,24 @@ impl Arena {
     /// # Errors
     /// When the kernel refuses the mapping.
     pub fn new(capacity_bytes: usize) -> io::Result<Self> {
-        let (mapping, mut chunks) = Slab::frames(capacity_bytes / CHUNK_BYTES)?;
+        Slab::frames(capacity_bytes / CHUNK_BYTES).map(Self::of)
+    }
+
+    /// The same in huge pages of 2 MiB that the machine has reserved. All of them are there at once.
+    ///
+    /// # Errors
+    /// When there are not enough, or this process may not have them.
+    pub fn in_reserved_pages(capacity_bytes: usize) -> io::Result<Self> {
+        Slab::reserved_frames(capacity_bytes / CHUNK_BYTES).map(Self::of)
+    }
+
+    fn of((mapping, mut chunks): (Mapping, Vec<Frame>)) -> Self {
         chunks.reverse();
         let capacity_bytes = chunks.len() * CHUNK_BYTES;
         let mut reserved_bytes = [0; SHARES];
         reserved_bytes[Share::Demand as usize] = capacity_bytes / 4;
         reserved_bytes[Share::Serve as usize] = capacity_bytes / 8;
-        Ok(Self {
+        Self {
             chunks,
             sub_blocks: Families::default(),
             pages: Families::default(),
@@ -217,7 +228,7 @@ impl Arena {
             frozen_bytes: 0,
             reserved_bytes,
             mapping,
-        })
+        }
     }
 
     /// Bytes in all.

@@ -401,6 +401,9 @@ impl<P: Platform> Core<P> {
             device.dropped_bytes += self.keeps_refused.1;
         }
         stats.memory_bytes = self.parts.arena.capacity_bytes() as u64;
+        if self.parts.arena.mapping().is_reserved() {
+            stats.memory_reserved_bytes = stats.memory_bytes;
+        }
         stats.memory_used_bytes = self.parts.arena.frozen_bytes() as u64;
         stats.memory_in_flight_bytes = self.parts.arena.in_flight_bytes() as u64;
         stats

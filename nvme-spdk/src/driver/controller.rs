@@ -14,6 +14,10 @@ use crate::watch::{Still, Watch};
 const QUEUE_SIZE_MAX: u32 = 2_048;
 /// How long a target may take to answer a connection. SPDK's own half second is too short for one on a busy machine.
 const CONNECT_US_MAX: u64 = 10_000_000;
+/// Where a PCI device's command register is, in its configuration.
+const PCI_COMMAND: u32 = 4;
+/// Its bit that lets the device reach memory.
+const BUS_MASTER: u16 = 1 << 2;
 /// Namespaces that are looked at when a wrong one was asked for.
 const NAMESPACES_SHOWN: usize = 64;
 
@@ -129,6 +133,33 @@ impl RawController {
         let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(self.ctrlr.as_ptr()) };
         // SAFETY: SPDK's device of an attached controller, which is there until that is detached.
         !device.is_null() && unsafe { ffi::spdk_pci_device_is_removed(device) != 0 }
+    }
+
+    /// Takes from a PCI device the right to reach memory by itself, for as long as it is attached: whatever it was given, it reads and writes
+    /// nothing any more. False when that cannot be known. Every command of it fails from then on.
+    pub(crate) fn disarm(&self) -> bool {
+        // SAFETY: the controller is attached; null for what is no PCI device.
+        let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(self.ctrlr.as_ptr()) };
+        if device.is_null() {
+            return false;
+        }
+        let read = || {
+            let mut value = 0;
+            // SAFETY: SPDK's device of an attached controller; the register is two bytes, as `value` is.
+            let failed =
+                unsafe { ffi::spdk_pci_device_cfg_read16(device, &mut value, PCI_COMMAND) };
+            // A device that is not there reads as ones.
+            (failed == 0 && value != u16::MAX).then_some(value)
+        };
+        let Some(command) = read() else { return false };
+        // SAFETY: as above. Nothing else in this process writes that register while the device is attached.
+        let failed =
+            unsafe { ffi::spdk_pci_device_cfg_write16(device, command & !BUS_MASTER, PCI_COMMAND) };
+        // The answer to a read comes behind all that the device has written before it.
+        let stopped = failed == 0 && read().is_some_and(|now| now & BUS_MASTER == 0);
+        // SAFETY: the controller is attached. Each poll of it ends with an error from now on: nothing would ever be answered.
+        unsafe { ffi::spdk_nvme_ctrlr_fail(self.ctrlr.as_ptr()) };
+        stopped
     }
 
     /// Shuts it down and gives it back, which may take seconds. No queue pair of it is left: each holds a share of what

@@ -1,8 +1,9 @@
 //! A queue pair, and the buffers that the device has.
 //!
 //! What the device may read or write belongs to a [`Work`], and those leave [`QueuePair`] in three ways only: with the
-//! completion that ends them ([`QueuePair::next`]), at once when SPDK did not take them ([`QueuePair::submit`]), or never (a
-//! PCI device that hangs may still reach its buffers when its queue pair is dropped, so they are leaked).
+//! completion that ends them ([`QueuePair::next`]), at once when SPDK did not take them ([`QueuePair::submit`]), or never: a
+//! PCI device that hangs may still reach its buffers, so they come back only when it was seen to reach memory no more
+//! (`RawController::disarm`), and are leaked otherwise.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -17,6 +18,7 @@ use slab::Slab;
 
 use super::controller::RawNamespace;
 use super::memory::Registration;
+use crate::error::Loss;
 use crate::ffi;
 use crate::namespace::Namespace;
 use crate::status::Status;
@@ -52,6 +54,7 @@ const DISCARD_SECTORS_MAX: u64 = u32::MAX as u64;
 const DISCARD_RANGES_MAX: usize = 256;
 
 const ENOMEM: c_int = -12;
+const ENXIO: c_int = -6;
 
 /// What the device is asked to do.
 #[derive(Debug)]
@@ -138,7 +141,8 @@ impl Completions {
 
 /// A queue pair, for the thread that made it: `Work` holds `Frozen`s, which count with `Rc`, so it is not `Send`.
 pub(crate) struct QueuePair {
-    qpair: NonNull<ffi::Qpair>,
+    /// None when SPDK has freed it.
+    qpair: Option<NonNull<ffi::Qpair>>,
     slots: Slab<Work>,
     depth: usize,
     sector_bytes: u64,
@@ -168,7 +172,7 @@ impl QueuePair {
         let raw = namespace.raw();
         let qpair = NonNull::new(alloc(raw, namespace.transfer_bytes_max(), depth))?;
         Some(Self {
-            qpair,
+            qpair: Some(qpair),
             slots: Slab::with_capacity(depth),
             depth,
             sector_bytes: namespace.geometry().sector_bytes.into(),
@@ -214,12 +218,11 @@ impl QueuePair {
         let Some(context) = self.completions.contexts.get(index) else {
             return ENOMEM;
         };
+        let Some(qpair) = self.qpair else {
+            return ENXIO;
+        };
         let arg = std::ptr::from_ref(context).cast_mut().cast::<c_void>();
-        let (ns, qpair, sector) = (
-            self.namespace.raw().ns(),
-            self.qpair.as_ptr(),
-            self.sector_bytes,
-        );
+        let (ns, qpair, sector) = (self.namespace.raw().ns(), qpair.as_ptr(), self.sector_bytes);
         match &mut self.slots[index] {
             Work::Read {
                 offset_bytes,
@@ -266,21 +269,49 @@ impl QueuePair {
     }
 
     /// Rings the doorbell for what was submitted, and looks for completions. False when the queue pair, or the controller,
-    /// has ended; what is under way on a network target has ended with it.
+    /// has ended; what was under way has ended with it, unless that is a PCI device which may still reach memory.
     pub(crate) fn process(&mut self) -> bool {
-        // SAFETY: the queue pair is there until it is dropped, and this is its own thread. Callbacks only push to
-        // `completions`, of which nothing is borrowed now.
-        let found = unsafe { ffi::spdk_nvme_qpair_process_completions(self.qpair.as_ptr(), 0) };
+        let Some(qpair) = self.qpair else {
+            return false;
+        };
+        // SAFETY: the queue pair is there, and this is its own thread. Callbacks only push to `completions`, of which nothing
+        // is borrowed now.
+        let found = unsafe { ffi::spdk_nvme_qpair_process_completions(qpair.as_ptr(), 0) };
         if found >= 0 {
             return true;
         }
-        if self.ended.is_none() && !self.namespace.is_pci() {
-            // SAFETY: as above. SPDK closes the socket, after which nothing is written into buffers, and aborts what is
-            // under way: their callbacks come now.
-            unsafe { ffi::spdk_nvme_ctrlr_disconnect_io_qpair(self.qpair.as_ptr()) };
+        if self.ended.is_none() {
+            match self.namespace.is_pci() {
+                // SAFETY: as above. SPDK closes the socket, after which nothing is written into buffers, and aborts what is
+                // under way: their callbacks come now.
+                false => unsafe { ffi::spdk_nvme_ctrlr_disconnect_io_qpair(qpair.as_ptr()) },
+                true => drop(self.end_on_pci()),
+            }
         }
         self.ended.get_or_insert(found);
         false
+    }
+
+    /// Ends a queue pair of a PCI device with what is under way on it: their callbacks come now. False when the device may still reach
+    /// what it was given; then nothing has changed.
+    fn end_on_pci(&mut self) -> bool {
+        let controller = self.namespace.controller();
+        if !controller.raw().disarm() {
+            return false;
+        }
+        // For the controller's other queue pairs; the first reason is kept.
+        controller.watch.lost.lose(Loss::Failed);
+        self.free();
+        true
+    }
+
+    /// SPDK calls back for what is still under way, within this.
+    fn free(&mut self) {
+        if let Some(qpair) = self.qpair.take() {
+            // SAFETY: not used again. The device reaches nothing of what is under way: there is nothing, or the connection is closed by
+            // this before, or it reaches no memory any more. Slots and contexts are dropped after this.
+            unsafe { ffi::spdk_nvme_ctrlr_free_io_qpair(qpair.as_ptr()) };
+        }
     }
 
     /// An operation that ended, and how.
@@ -352,7 +383,7 @@ impl Drop for QueuePair {
         }
         LAST_DROP.set(Some((until, Instant::now())));
         while self.next().is_some() {}
-        if !self.slots.is_empty() && self.namespace.is_pci() {
+        if !self.slots.is_empty() && self.namespace.is_pci() && !self.end_on_pci() {
             tracing::error!(
                 "{}: {} operations never end; their buffers are lost, because the device may still reach them",
                 self.namespace.address(),
@@ -364,9 +395,7 @@ impl Drop for QueuePair {
             std::mem::forget(self.namespace.clone());
             return;
         }
-        // SAFETY: not used again. SPDK calls back for what is still under way, of a network target whose connection it closes
-        // before; slots and contexts are dropped after this.
-        unsafe { ffi::spdk_nvme_ctrlr_free_io_qpair(self.qpair.as_ptr()) };
+        self.free();
     }
 }
 

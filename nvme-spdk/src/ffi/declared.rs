@@ -207,6 +207,14 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
         "bool(struct spdk_pci_device *)",
     ),
     (
+        "spdk_pci_device_cfg_read16",
+        "int(struct spdk_pci_device *, uint16_t *, uint32_t)",
+    ),
+    (
+        "spdk_pci_device_cfg_write16",
+        "int(struct spdk_pci_device *, uint16_t, uint32_t)",
+    ),
+    (
         "spdk_nvme_ctrlr_cmd_get_log_page",
         "int(struct spdk_nvme_ctrlr *, uint8_t, uint32_t, void *, uint32_t, uint64_t, void (*)(void *, const struct spdk_nvme_cpl *), void *)",
     ),

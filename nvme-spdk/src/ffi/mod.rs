@@ -79,6 +79,12 @@ unsafe extern "C" {
     );
     pub fn spdk_nvme_ctrlr_get_pci_device(ctrlr: *mut Ctrlr) -> *mut PciDevice;
     pub fn spdk_pci_device_is_removed(device: *mut PciDevice) -> u8;
+    pub fn spdk_pci_device_cfg_read16(
+        device: *mut PciDevice,
+        value: *mut u16,
+        offset: u32,
+    ) -> c_int;
+    pub fn spdk_pci_device_cfg_write16(device: *mut PciDevice, value: u16, offset: u32) -> c_int;
     pub fn spdk_nvme_ctrlr_cmd_get_log_page(
         ctrlr: *mut Ctrlr,
         page: u8,

@@ -18,6 +18,13 @@ const FILL_OPS_MAX: usize = 2_000;
 pub trait DeviceRig {
     /// The adapter.
     type Device: BlockDevice;
+    /// Makes the arena that all buffers will come from.
+    ///
+    /// # Errors
+    /// When there is no memory.
+    fn map(&self, capacity_bytes: usize) -> std::io::Result<Arena> {
+        Arena::new(capacity_bytes)
+    }
     /// Told once, before all else: the arena that all buffers will come from.
     fn lend(&mut self, arena: &Arena) {
         let _ = arena;
@@ -68,7 +75,9 @@ fn pattern(number: u64, len_bytes: usize) -> Vec<u8> {
 
 impl<R: DeviceRig> Bench<R> {
     fn new(mut rig: R) -> Result<Self, String> {
-        let arena = Arena::new(ARENA_BYTES).map_err(|error| format!("no arena: {error}"))?;
+        let arena = rig
+            .map(ARENA_BYTES)
+            .map_err(|error| format!("no arena: {error}"))?;
         rig.lend(&arena);
         Ok(Self {
             rig,

@@ -26,6 +26,7 @@ mod opening;
 #[allow(dead_code)]
 mod owners;
 #[cfg(feature = "spdk")]
+#[allow(dead_code)]
 mod rig;
 #[cfg(feature = "spdk")]
 #[path = "../cli_commands/support.rs"]

@@ -13,6 +13,7 @@ pub struct SpdkRig<D, W> {
     namespace: Arc<Namespace>,
     depth: usize,
     wrap: W,
+    reserved: bool,
     arena: Option<Mapping>,
     device: Option<D>,
     other: Option<D>,
@@ -24,10 +25,17 @@ impl<D: BlockDevice, W: Fn(SpdkDevice) -> D> SpdkRig<D, W> {
             namespace: namespace.clone(),
             depth,
             wrap,
+            reserved: false,
             arena: None,
             device: None,
             other: None,
         }
+    }
+
+    /// With buffers in reserved huge pages.
+    pub fn in_reserved_pages(mut self) -> Self {
+        self.reserved = true;
+        self
     }
 
     fn queue_pair(&self) -> D {
@@ -46,6 +54,13 @@ impl<D: BlockDevice, W: Fn(SpdkDevice) -> D> SpdkRig<D, W> {
 
 impl<D: BlockDevice, W: Fn(SpdkDevice) -> D> DeviceRig for SpdkRig<D, W> {
     type Device = D;
+
+    fn map(&self, capacity_bytes: usize) -> std::io::Result<Arena> {
+        match self.reserved {
+            true => Arena::in_reserved_pages(capacity_bytes),
+            false => Arena::new(capacity_bytes),
+        }
+    }
 
     fn lend(&mut self, arena: &Arena) {
         self.arena = Some(arena.mapping());

@@ -1,20 +1,24 @@
 //! One controller that is taken from the kernel, used, and given back.
 
 use std::fs;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_cli::host::arena_for_devices;
 use forebay_engine::arena::{Arena, Share};
-use forebay_engine::ports::{BlockDevice, DeviceEvent, DeviceOp, DeviceTag};
+use forebay_engine::ports::{BlockDevice, DeviceError, DeviceEvent, DeviceOp, DeviceTag};
 use forebay_nvme_spdk::{
-    Environment, EnvironmentOptions, MemoryError, Namespace, OpenError, OpenOptions, QueueError,
-    QueueOptions,
+    Environment, EnvironmentOptions, Loss, MemoryError, Namespace, OpenError, OpenOptions,
+    QueueError, QueueOptions,
 };
 use forebay_tests::conformance::block_device::{every_operation_ends, suite};
 use serde_json::Value;
 
-use crate::bench::{CAPACITY_BYTES, MIB, PATIENCE};
+use crate::bench::{Bench, CAPACITY_BYTES, MIB, PATIENCE};
 use crate::rig::SpdkRig;
 
 /// Huge pages of 2 MiB for SPDK's own memory.
@@ -38,19 +42,33 @@ fn forebay(args: &[&str]) -> String {
 impl Taken {
     /// The one whose serial number `FOREBAY_SPARE_NVME` names; or none, loudly.
     pub fn new() -> Option<Self> {
-        let Ok(serial) = std::env::var("FOREBAY_SPARE_NVME") else {
+        Self::named_by("FOREBAY_SPARE_NVME", HUGE_PAGES, true)
+    }
+
+    /// The one whose serial number a variable holds, with so many huge pages in all.
+    fn named_by(variable: &str, pages: u32, grouped: bool) -> Option<Self> {
+        let Ok(serial) = std::env::var(variable) else {
             println!(
-                "SKIPPED: FOREBAY_SPARE_NVME names no NVMe controller to take from the kernel (ci/softroce does, in a guest)"
+                "SKIPPED: {variable} names no NVMe controller to take from the kernel (ci/softroce does, in a guest)"
             );
             return None;
         };
-        huge_pages();
+        huge_pages(pages);
         let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
         let all = all.as_array().unwrap();
         // A test before this one may have died with it.
-        let mine = |row: &&Value| row["serial"] == serial.as_str() || row["driver"] == "vfio-pci";
+        let left =
+            |row: &&Value| row["driver"] == "vfio-pci" && row["iommu_group"].is_string() == grouped;
+        let mine = |row: &&Value| row["serial"] == serial.as_str() || left(row);
         let row = all.iter().find(mine).expect("the controller");
         let address = row["address"].as_str().unwrap().to_owned();
+        if row["driver"] != "vfio-pci" {
+            wipe(
+                row["namespaces"][0]["name"]
+                    .as_str()
+                    .expect("its namespace"),
+            );
+        }
         forebay(&["device", "bind", &address]);
         Some(Self { address })
     }
@@ -70,9 +88,18 @@ impl Taken {
     }
 }
 
-/// SPDK's own memory, as operators give it.
-fn huge_pages() {
-    fs::write("/proc/sys/vm/nr_hugepages", HUGE_PAGES.to_string()).unwrap();
+/// What the test before has left at a device's beginning: what is known is not bound.
+fn wipe(name: &str) {
+    let disk = fs::File::options()
+        .write(true)
+        .open(Path::new("/dev").join(name));
+    disk.and_then(|disk| disk.write_all_at(&[0; 1 << 20], 0))
+        .unwrap();
+}
+
+/// SPDK's own memory, as operators give it, and buffers.
+fn huge_pages(pages: u32) {
+    fs::write("/proc/sys/vm/nr_hugepages", pages.to_string()).unwrap();
     let at = "/dev/hugepages";
     let _ = fs::create_dir(at);
     let mounts = fs::read_to_string("/proc/mounts").unwrap();
@@ -230,4 +257,121 @@ fn a_controller_that_the_kernel_drives_is_refused() {
         said.contains("is driven by `nvme`") && said.contains("forebay device bind"),
         "{said}"
     );
+}
+
+/// A device that hangs may write into its buffers whenever it comes to itself: they come back only when it was seen to reach nothing.
+#[test]
+fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
+    let Some(taken) = Taken::new() else { return };
+    let Ok(monitor) = std::env::var("FOREBAY_GUEST_MONITOR") else {
+        println!(
+            "SKIPPED: FOREBAY_GUEST_MONITOR names no monitor of the machine: no device was made to hang"
+        );
+        return;
+    };
+    let mut line = fs::File::options().write(true).open(monitor).unwrap();
+    // Bytes that the emulated device lets through in a second; 0 is no bound.
+    let mut throttle = |rate: u32| {
+        let command = format!("\nblock_set_io_throttle spare {rate} 0 0 0 0 0\n");
+        line.write_all(command.as_bytes()).unwrap();
+    };
+    throttle(0);
+    let options = OpenOptions {
+        capacity_bytes: Some(CAPACITY_BYTES),
+        timeout: Duration::from_secs(3),
+        ..OpenOptions::default()
+    };
+    let namespace = taken.open(&options);
+    let mut bench = Bench::new(&namespace);
+    bench.write(0, 3, MIB as usize).unwrap();
+    throttle(1);
+    // Some still come through.
+    let mut ends = Vec::new();
+    while !ends.contains(&Err(DeviceError::Gone)) {
+        assert!(ends.len() < 1_000, "nothing hangs");
+        for n in 0..4 {
+            bench.begin_read(n * MIB / 4, 256 << 10);
+        }
+        ends.extend((0..4).map(|_| bench.wait().map(drop)));
+    }
+    assert_eq!(namespace.loss(), Some(Loss::TimedOut(options.timeout)));
+    bench.assert_nothing_lent();
+    // What it reads when it goes on would be somewhere in these.
+    let mut mine = Vec::new();
+    while let Ok(mut lease) = bench.arena.lease(MIB as usize, Share::Demand) {
+        lease.bytes_mut().fill(0x77);
+        mine.push(lease);
+    }
+    throttle(0);
+    let Bench { device, .. } = bench;
+    drop(device);
+    // Waits until the controller is shut down: what it had is done.
+    drop(namespace);
+    assert!(mine.len() > 4);
+    for lease in &mine {
+        assert!(
+            lease.bytes().iter().all(|byte| *byte == 0x77),
+            "it wrote late"
+        );
+    }
+    // Opened anew it works.
+    let again = taken.open(&options);
+    assert_eq!(Bench::new(&again).read(0, 4096).unwrap(), [3; 4096]);
+}
+
+/// Where no IOMMU stands before a device, buffers must be in reserved huge pages; then it works as any.
+#[test]
+fn a_device_without_an_iommu_reaches_reserved_huge_pages_alone() {
+    let unsafe_mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
+    if std::env::var("FOREBAY_BARE_NVME").is_ok() {
+        fs::write(unsafe_mode, "Y").unwrap();
+    }
+    let Some(taken) = Taken::named_by("FOREBAY_BARE_NVME", 2 * HUGE_PAGES, false) else {
+        return;
+    };
+    let namespace = taken.open_part();
+    let options = QueueOptions::default();
+    let ordinary = Arena::new(16 << 20).unwrap();
+    let error = namespace
+        .queue_pair(&ordinary.mapping(), &options)
+        .unwrap_err();
+    assert!(
+        matches!(
+            error,
+            QueueError::Memory {
+                why: MemoryError::NoIommu,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    let mut reserved = arena_for_devices(16 << 20).unwrap();
+    assert!(reserved.mapping().is_reserved());
+    let mut device = namespace.queue_pair(&reserved.mapping(), &options).unwrap();
+    assert_eq!(device.check_memory(reserved.probes()).unwrap().len(), 9);
+    drop(device);
+    if let Err(broken) = suite(|| SpdkRig::new(&namespace, 32, |device| device).in_reserved_pages())
+    {
+        panic!("{broken}");
+    }
+    drop(namespace);
+    forebay(&["device", "unbind", &taken.address]);
+    fs::write(unsafe_mode, "N").unwrap();
+}
+
+/// With an IOMMU, too, buffers are there where there is room for them.
+#[test]
+fn buffers_are_in_reserved_huge_pages_where_enough_are_free() {
+    let Some(taken) = Taken::named_by("FOREBAY_SPARE_NVME", 2 * HUGE_PAGES, true) else {
+        return;
+    };
+    let namespace = taken.open_part();
+    let mut arena = arena_for_devices(16 << 20).unwrap();
+    assert!(arena.mapping().is_reserved());
+    let mut device = namespace
+        .queue_pair(&arena.mapping(), &QueueOptions::default())
+        .unwrap();
+    assert_eq!(device.check_memory(arena.probes()).unwrap().len(), 9);
+    let far = arena_for_devices(1 << 30).unwrap();
+    assert!(!far.mapping().is_reserved(), "there are not so many");
 }
