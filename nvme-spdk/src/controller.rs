@@ -164,6 +164,9 @@ fn serve(raw: Arc<RawController>, watch: &Watch, lives: &Receiver<()>) {
     let mut health = HealthQuery::new();
     let mut asked: Option<Instant> = None;
     while let Err(RecvTimeoutError::Timeout) = lives.recv_timeout(ADMIN_PERIOD) {
+        if watch.wants_disarmed() && raw.disarm() {
+            watch.set_disarmed();
+        }
         if watch.lost.loss().is_some() {
             continue;
         }

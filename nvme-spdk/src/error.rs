@@ -49,8 +49,7 @@ pub enum OpenError {
     Attach(String),
     /// It is not bound to the driver that gives it to programs.
     #[error(
-        "PCI device {address} {why}, not by vfio-pci: `forebay device bind {address}` binds it; other drivers for programs, such as \
-         uio_pci_generic, are not used"
+        "PCI device {address} {why}, and programs drive it by vfio-pci: `forebay device bind {address}` binds it"
     )]
     Driver {
         /// Where.

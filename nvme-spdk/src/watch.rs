@@ -1,6 +1,7 @@
 //! Whether a controller and its namespaces are still what was opened, for all threads; and whom to wake when they are not.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
@@ -82,6 +83,10 @@ pub(crate) struct Watch {
     /// The controller's last word on its health.
     health: Mutex<Option<[u8; 512]>>,
     namespaces: Mutex<Vec<Weak<dyn Observed>>>,
+    /// Somebody waits for the device to reach memory no more.
+    disarm: AtomicBool,
+    /// It does not.
+    disarmed: AtomicBool,
 }
 
 /// Shows that nobody polls the controller's admin queue or submits: SPDK has no lock of its own around what it knows of namespaces,
@@ -105,7 +110,30 @@ impl Watch {
             gates: Mutex::default(),
             health: Mutex::default(),
             namespaces: Mutex::default(),
+            disarm: AtomicBool::new(false),
+            disarmed: AtomicBool::new(false),
         }
+    }
+
+    /// Has the controller's thread see to it that the device reaches memory no more.
+    pub(crate) fn want_disarmed(&self) {
+        self.disarm.store(true, Ordering::Release);
+    }
+
+    /// Whether that is wanted, and not so yet: of itself for a device that hangs or has failed, since what was given to it would never
+    /// come back otherwise.
+    pub(crate) fn wants_disarmed(&self) -> bool {
+        let hangs = matches!(self.lost.loss(), Some(Loss::TimedOut(_) | Loss::Failed));
+        (hangs || self.disarm.load(Ordering::Acquire)) && !self.is_disarmed()
+    }
+
+    /// It reaches memory no more.
+    pub(crate) fn set_disarmed(&self) {
+        self.disarmed.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_disarmed(&self) -> bool {
+        self.disarmed.load(Ordering::Acquire)
     }
 
     /// A command that takes longer means that the controller hangs.
@@ -167,8 +195,6 @@ impl Watch {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
-
     use super::*;
 
     #[derive(Debug, Default)]
@@ -252,5 +278,20 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_device_that_hangs_is_disarmed_and_one_that_is_pulled_only_when_asked() {
+        let watch = || Watch::new(Duration::from_secs(1));
+        let (hangs, pulled) = (watch(), watch());
+        assert!(!hangs.wants_disarmed());
+        hangs.lost.lose(Loss::TimedOut(Duration::from_secs(1)));
+        assert!(hangs.wants_disarmed());
+        hangs.set_disarmed();
+        assert!(hangs.is_disarmed() && !hangs.wants_disarmed());
+        pulled.lost.lose(Loss::Removed);
+        assert!(!pulled.wants_disarmed());
+        pulled.want_disarmed();
+        assert!(pulled.wants_disarmed());
     }
 }

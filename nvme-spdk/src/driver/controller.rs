@@ -18,6 +18,10 @@ const CONNECT_US_MAX: u64 = 10_000_000;
 const PCI_COMMAND: u32 = 4;
 /// Its bit that lets the device reach memory.
 const BUS_MASTER: u16 = 1 << 2;
+/// The bit of a controller's configuration that has it work.
+const ENABLE: u32 = 1;
+/// The bit of its status that says that it does.
+const READY: u32 = 1;
 /// Namespaces that are looked at when a wrong one was asked for.
 const NAMESPACES_SHOWN: usize = 64;
 
@@ -135,31 +139,21 @@ impl RawController {
         !device.is_null() && unsafe { ffi::spdk_pci_device_is_removed(device) != 0 }
     }
 
-    /// Takes from a PCI device the right to reach memory by itself, for as long as it is attached: whatever it was given, it reads and writes
-    /// nothing any more. False when that cannot be known. Every command of it fails from then on.
+    /// A step towards a PCI device that reaches memory no more: it is switched off, and its right to reach memory by itself is taken, for as
+    /// long as it is attached. Every command of it fails from then on. True when both were seen: whatever it was given, it reads
+    /// and writes nothing any more. Never waits: ask again. Only by the thread that attached it.
     pub(crate) fn disarm(&self) -> bool {
+        let ctrlr = self.ctrlr.as_ptr();
         // SAFETY: the controller is attached; null for what is no PCI device.
-        let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(self.ctrlr.as_ptr()) };
-        if device.is_null() {
+        let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(ctrlr) };
+        // SAFETY: as above.
+        let registers = unsafe { ffi::spdk_nvme_ctrlr_get_registers(ctrlr) };
+        if device.is_null() || registers.is_null() {
             return false;
         }
-        let read = || {
-            let mut value = 0;
-            // SAFETY: SPDK's device of an attached controller; the register is two bytes, as `value` is.
-            let failed =
-                unsafe { ffi::spdk_pci_device_cfg_read16(device, &mut value, PCI_COMMAND) };
-            // A device that is not there reads as ones.
-            (failed == 0 && value != u16::MAX).then_some(value)
-        };
-        let Some(command) = read() else { return false };
-        // SAFETY: as above. Nothing else in this process writes that register while the device is attached.
-        let failed =
-            unsafe { ffi::spdk_pci_device_cfg_write16(device, command & !BUS_MASTER, PCI_COMMAND) };
-        // The answer to a read comes behind all that the device has written before it.
-        let stopped = failed == 0 && read().is_some_and(|now| now & BUS_MASTER == 0);
-        // SAFETY: the controller is attached. Each poll of it ends with an error from now on: nothing would ever be answered.
-        unsafe { ffi::spdk_nvme_ctrlr_fail(self.ctrlr.as_ptr()) };
-        stopped
+        // SAFETY: as above. Each poll of it ends with an error from now on: nothing would ever be answered, and SPDK submits nothing.
+        unsafe { ffi::spdk_nvme_ctrlr_fail(ctrlr) };
+        is_switched_off(registers) && has_lost_the_bus(device)
     }
 
     /// Shuts it down and gives it back, which may take seconds. No queue pair of it is left: each holds a share of what
@@ -229,6 +223,42 @@ impl RawController {
             },
         }
     }
+}
+
+/// Clears a controller's enable bit; whether it has said that it is idle since. The specification: it has deleted its queues then, and
+/// what it was doing has ended.
+fn is_switched_off(registers: *mut ffi::Registers) -> bool {
+    // SAFETY: a place within the registers of an attached controller, which SPDK has mapped; aligned as declared.
+    let configuration = unsafe { &raw mut (*registers).cc };
+    // SAFETY: as above.
+    let now = unsafe { configuration.read_volatile() };
+    // A device that is not there reads as ones.
+    if now == u32::MAX {
+        return false;
+    }
+    if now & ENABLE != 0 {
+        // SAFETY: as above. SPDK writes this register only within calls of the thread that this is.
+        unsafe { configuration.write_volatile(now & !ENABLE) };
+    }
+    // SAFETY: as above.
+    let status = unsafe { &raw const (*registers).csts };
+    // SAFETY: as above.
+    unsafe { status.read_volatile() & READY == 0 }
+}
+
+/// Takes a device's right to begin transfers; whether that was seen. The answer to the last read comes behind all that it has written before.
+fn has_lost_the_bus(device: *mut ffi::PciDevice) -> bool {
+    let read = || {
+        let mut value = 0;
+        // SAFETY: SPDK's device of an attached controller; the register is two bytes, as `value` is.
+        let failed = unsafe { ffi::spdk_pci_device_cfg_read16(device, &mut value, PCI_COMMAND) };
+        (failed == 0 && value != u16::MAX).then_some(value)
+    };
+    let Some(command) = read() else { return false };
+    // SAFETY: as above. Nothing else in this process writes that register while the device is attached.
+    let failed =
+        unsafe { ffi::spdk_pci_device_cfg_write16(device, command & !BUS_MASTER, PCI_COMMAND) };
+    failed == 0 && read().is_some_and(|now| now & BUS_MASTER == 0)
 }
 
 /// What SPDK calls when a command has taken too long: within a poll of that queue pair's owner, or, for the admin queue, of

@@ -3,7 +3,7 @@
 //! What the device may read or write belongs to a [`Work`], and those leave [`QueuePair`] in three ways only: with the
 //! completion that ends them ([`QueuePair::next`]), at once when SPDK did not take them ([`QueuePair::submit`]), or never: a
 //! PCI device that hangs may still reach its buffers, so they come back only when it was seen to reach memory no more
-//! (`RawController::disarm`), and are leaked otherwise.
+//! (`RawController::disarm`, by the controller's thread), and are leaked otherwise.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
@@ -22,9 +22,14 @@ use crate::error::Loss;
 use crate::ffi;
 use crate::namespace::Namespace;
 use crate::status::Status;
+use crate::watch::Watch;
 
 /// How long dropped queue pairs wait for what is under way: all that one thread drops together.
 const DROP_WAIT: Duration = Duration::from_secs(5);
+/// How long they wait then for a PCI device to reach memory no more.
+const DISARM_WAIT: Duration = Duration::from_secs(2);
+/// How often they look.
+const DISARM_PAUSE: Duration = Duration::from_millis(1);
 /// What one that is dropped later still has.
 const DROP_WAIT_MIN: Duration = Duration::from_millis(20);
 /// Queue pairs that are dropped within so long of each other are dropped together.
@@ -280,29 +285,33 @@ impl QueuePair {
         if found >= 0 {
             return true;
         }
-        if self.ended.is_none() {
-            match self.namespace.is_pci() {
+        match self.namespace.is_pci() {
+            false if self.ended.is_none() => {
                 // SAFETY: as above. SPDK closes the socket, after which nothing is written into buffers, and aborts what is
                 // under way: their callbacks come now.
-                false => unsafe { ffi::spdk_nvme_ctrlr_disconnect_io_qpair(qpair.as_ptr()) },
-                true => drop(self.end_on_pci()),
+                unsafe { ffi::spdk_nvme_ctrlr_disconnect_io_qpair(qpair.as_ptr()) };
             }
+            true if self.watch().is_disarmed() => self.free(),
+            _ => {}
         }
         self.ended.get_or_insert(found);
         false
     }
 
-    /// Ends a queue pair of a PCI device with what is under way on it: their callbacks come now. False when the device may still reach
-    /// what it was given; then nothing has changed.
-    fn end_on_pci(&mut self) -> bool {
-        let controller = self.namespace.controller();
-        if !controller.raw().disarm() {
-            return false;
+    fn watch(&self) -> &Watch {
+        &self.namespace.controller().watch
+    }
+
+    /// Has a PCI device disarmed that does not end what it was given; whether it was.
+    fn is_disarmed_in_time(&self) -> bool {
+        let watch = self.watch();
+        watch.lost.lose(Loss::TimedOut(DROP_WAIT));
+        watch.want_disarmed();
+        let until = Instant::now() + DISARM_WAIT;
+        while !watch.is_disarmed() && Instant::now() < until {
+            std::thread::sleep(DISARM_PAUSE);
         }
-        // For the controller's other queue pairs; the first reason is kept.
-        controller.watch.lost.lose(Loss::Failed);
-        self.free();
-        true
+        watch.is_disarmed()
     }
 
     /// SPDK calls back for what is still under way, within this.
@@ -383,7 +392,7 @@ impl Drop for QueuePair {
         }
         LAST_DROP.set(Some((until, Instant::now())));
         while self.next().is_some() {}
-        if !self.slots.is_empty() && self.namespace.is_pci() && !self.end_on_pci() {
+        if !self.slots.is_empty() && self.namespace.is_pci() && !self.is_disarmed_in_time() {
             tracing::error!(
                 "{}: {} operations never end; their buffers are lost, because the device may still reach them",
                 self.namespace.address(),

@@ -157,6 +157,19 @@ pub struct NsData {
     pub eui64: [u8; 8],
 }
 
+/// The beginning of `struct spdk_nvme_registers`, which lie in the device.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Registers {
+    pub cap: u64,
+    pub vs: u32,
+    pub intms: u32,
+    pub intmc: u32,
+    pub cc: u32,
+    pub reserved1: u32,
+    pub csts: u32,
+}
+
 /// `struct spdk_uuid`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]

@@ -140,6 +140,13 @@ pub const LAYOUTS: &[Layout] = &[
         nguid = "nguid",
         eui64 = "eui64",
     ),
+    layout!(
+        AtLeast,
+        "struct spdk_nvme_registers",
+        Registers,
+        cc = "cc",
+        csts = "csts",
+    ),
     layout!(Same, "struct spdk_uuid", Uuid, raw = "u.raw"),
 ];
 
@@ -205,6 +212,10 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
     (
         "spdk_pci_device_is_removed",
         "bool(struct spdk_pci_device *)",
+    ),
+    (
+        "spdk_nvme_ctrlr_get_registers",
+        "volatile struct spdk_nvme_registers *(struct spdk_nvme_ctrlr *)",
     ),
     (
         "spdk_pci_device_cfg_read16",

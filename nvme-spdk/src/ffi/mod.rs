@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_int, c_void};
 pub use abi::{
     Cpl, CtrlrData, CtrlrOpts, DSM_ATTR_DEALLOCATE, DsmRange, EnvOpts, LOG_HEALTH, LOG_WARN,
     NS_DEALLOCATE_SUPPORTED, NS_FLUSH_SUPPORTED, NSATTR_WRITE_PROTECTED, NsData, PciAddr,
-    QpairOpts, TransportId, Uuid,
+    QpairOpts, Registers, TransportId, Uuid,
 };
 
 /// `struct spdk_nvme_ctrlr`.
@@ -79,6 +79,7 @@ unsafe extern "C" {
     );
     pub fn spdk_nvme_ctrlr_get_pci_device(ctrlr: *mut Ctrlr) -> *mut PciDevice;
     pub fn spdk_pci_device_is_removed(device: *mut PciDevice) -> u8;
+    pub fn spdk_nvme_ctrlr_get_registers(ctrlr: *mut Ctrlr) -> *mut Registers;
     pub fn spdk_pci_device_cfg_read16(
         device: *mut PciDevice,
         value: *mut u16,

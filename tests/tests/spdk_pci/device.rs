@@ -42,24 +42,17 @@ fn forebay(args: &[&str]) -> String {
 impl Taken {
     /// The one whose serial number `FOREBAY_SPARE_NVME` names; or none, loudly.
     pub fn new() -> Option<Self> {
-        Self::named_by("FOREBAY_SPARE_NVME", HUGE_PAGES, true)
+        Self::with(HUGE_PAGES)
     }
 
-    /// The one whose serial number a variable holds, with so many huge pages in all.
-    fn named_by(variable: &str, pages: u32, grouped: bool) -> Option<Self> {
-        let Ok(serial) = std::env::var(variable) else {
-            println!(
-                "SKIPPED: {variable} names no NVMe controller to take from the kernel (ci/softroce does, in a guest)"
-            );
-            return None;
-        };
+    /// The same with so many huge pages in all.
+    fn with(pages: u32) -> Option<Self> {
+        let serial = serial("FOREBAY_SPARE_NVME")?;
         huge_pages(pages);
         let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
         let all = all.as_array().unwrap();
         // A test before this one may have died with it.
-        let left =
-            |row: &&Value| row["driver"] == "vfio-pci" && row["iommu_group"].is_string() == grouped;
-        let mine = |row: &&Value| row["serial"] == serial.as_str() || left(row);
+        let mine = |row: &&Value| row["serial"] == serial.as_str() || row["driver"] == "vfio-pci";
         let row = all.iter().find(mine).expect("the controller");
         let address = row["address"].as_str().unwrap().to_owned();
         if row["driver"] != "vfio-pci" {
@@ -71,6 +64,17 @@ impl Taken {
         }
         forebay(&["device", "bind", &address]);
         Some(Self { address })
+    }
+
+    /// Has a driver take it from the one that has it.
+    fn give_to(&self, driver: &str) {
+        let dir = Path::new("/sys/bus/pci/devices").join(&self.address);
+        fs::write(dir.join("driver_override"), driver).unwrap();
+        fs::write(dir.join("driver/unbind"), &self.address).unwrap();
+        fs::write("/sys/bus/pci/drivers_probe", &self.address).unwrap();
+        let now = fs::read_link(dir.join("driver")).unwrap();
+        assert!(now.ends_with(driver), "{now:?}");
+        fs::write(dir.join("driver_override"), "\n").unwrap();
     }
 
     fn open(&self, options: &OpenOptions) -> Arc<Namespace> {
@@ -86,6 +90,17 @@ impl Taken {
             ..OpenOptions::default()
         })
     }
+}
+
+/// The serial number that a variable names, of a controller whose contents are lost; or none, loudly.
+fn serial(variable: &str) -> Option<String> {
+    let serial = std::env::var(variable).ok();
+    if serial.is_none() {
+        println!(
+            "SKIPPED: {variable} names no NVMe controller to take from the kernel (ci/softroce does, in a guest)"
+        );
+    }
+    serial
 }
 
 /// What the test before has left at a device's beginning: what is known is not bound.
@@ -322,13 +337,22 @@ fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
 /// Where no IOMMU stands before a device, buffers must be in reserved huge pages; then it works as any.
 #[test]
 fn a_device_without_an_iommu_reaches_reserved_huge_pages_alone() {
-    let unsafe_mode = "/sys/module/vfio/parameters/enable_unsafe_noiommu_mode";
-    if std::env::var("FOREBAY_BARE_NVME").is_ok() {
-        fs::write(unsafe_mode, "Y").unwrap();
-    }
-    let Some(taken) = Taken::named_by("FOREBAY_BARE_NVME", 2 * HUGE_PAGES, false) else {
+    let Some(serial) = serial("FOREBAY_BARE_NVME") else {
         return;
     };
+    huge_pages(2 * HUGE_PAGES);
+    let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
+    let all = all.as_array().unwrap();
+    let row = all
+        .iter()
+        .find(|row| row["serial"] == serial.as_str())
+        .unwrap();
+    assert!(row["iommu_group"].is_null(), "{row}");
+    let taken = Taken {
+        address: row["address"].as_str().unwrap().to_owned(),
+    };
+    // As docs/operations.md says.
+    taken.give_to("uio_pci_generic");
     let namespace = taken.open_part();
     let options = QueueOptions::default();
     let ordinary = Arena::new(16 << 20).unwrap();
@@ -355,14 +379,13 @@ fn a_device_without_an_iommu_reaches_reserved_huge_pages_alone() {
         panic!("{broken}");
     }
     drop(namespace);
-    forebay(&["device", "unbind", &taken.address]);
-    fs::write(unsafe_mode, "N").unwrap();
+    taken.give_to("nvme");
 }
 
 /// With an IOMMU, too, buffers are there where there is room for them.
 #[test]
 fn buffers_are_in_reserved_huge_pages_where_enough_are_free() {
-    let Some(taken) = Taken::named_by("FOREBAY_SPARE_NVME", 2 * HUGE_PAGES, true) else {
+    let Some(taken) = Taken::with(2 * HUGE_PAGES) else {
         return;
     };
     let namespace = taken.open_part();
