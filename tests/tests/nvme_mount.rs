@@ -25,7 +25,7 @@ fn a_mount_keeps_its_blocks_on_a_namespace_by_commands_of_its_own() {
     let place = Place::new();
     let bytes = |n: usize| pattern(2 * MIB, n as u8);
     for n in 0..OBJECTS {
-        place.server.put("bucket", &format!("o-{n}"), bytes(n));
+        place.server.put("bucket", format!("o-{n}"), bytes(n));
     }
     let path = place.dir("m");
     let compare = || {
