@@ -13,7 +13,7 @@ use super::choose_named;
 use crate::args::StatusArgs;
 use crate::control::client::living;
 use crate::control::disk_report::DiskStatus;
-use crate::control::report::{RefusalStatus, StatusReport};
+use crate::control::report::{MemoryStatus, RefusalStatus, StatusReport};
 use crate::control::sockets::{checked_runtime_dir, dirs_of_others, socket_path};
 use crate::mounts::{Life, MountEntry, life, mount_table};
 use crate::output::{json, print, table};
@@ -283,6 +283,20 @@ fn silence(life: Life) -> (&'static str, &'static str) {
     }
 }
 
+fn memory_in_words(memory: &MemoryStatus) -> String {
+    let reserved = match memory.reserved_bytes {
+        0 => String::new(),
+        bytes => format!(" ({} in reserved huge pages)", Bytes(bytes)),
+    };
+    format!(
+        "limit {}, buffers {}{reserved}, cached {}, in flight {}",
+        Bytes(memory.limit_bytes),
+        Bytes(memory.arena_bytes),
+        Bytes(memory.cached_bytes),
+        Bytes(memory.in_flight_bytes)
+    )
+}
+
 fn details(status: &StatusReport) -> String {
     let cpus: Vec<String> = status
         .core_cpus
@@ -316,20 +330,7 @@ fn details(status: &StatusReport) -> String {
                 status.spin
             ),
         ),
-        (
-            "memory",
-            format!(
-                "limit {}, buffers {}{}, cached {}, in flight {}",
-                Bytes(memory.limit_bytes),
-                Bytes(memory.arena_bytes),
-                match memory.reserved_bytes {
-                    0 => String::new(),
-                    bytes => format!(" ({} in reserved huge pages)", Bytes(bytes)),
-                },
-                Bytes(memory.cached_bytes),
-                Bytes(memory.in_flight_bytes)
-            ),
-        ),
+        ("memory", memory_in_words(memory)),
         ("resident", Bytes(memory.resident_bytes).to_string()),
         (
             "io timeout",
