@@ -1,6 +1,7 @@
 //! `forebay device` on a real NVMe controller behind an IOMMU: `ci/softroce` runs this in its guest, which has one to spare.
 
 use std::fs::{self, File};
+use std::io::{Seek, SeekFrom};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -111,20 +112,23 @@ fn a_controller_goes_to_vfio_and_back_and_nothing_in_use_does() {
     tool("swapoff", &[disk_name]);
     refused(&bind, "holds a swap area");
     // Members of a RAID that is not active, and of a volume group.
-    let file = File::options().read(true).write(true).open(&disk).unwrap();
-    let end = std::io::Seek::seek(&mut &file, std::io::SeekFrom::End(0)).unwrap();
-    file.write_all_at(&[0; 4096], 0).unwrap();
+    let write = |bytes: &[u8], offset: u64| {
+        let file = File::options().write(true).open(&disk).unwrap();
+        file.write_all_at(bytes, offset).unwrap();
+        file.sync_all().unwrap();
+    };
+    let end = File::open(&disk).unwrap().seek(SeekFrom::End(0)).unwrap();
+    write(&[0; 4096], 0);
     for (offset, magic, what) in [
         (end - 8192, b"\xfc\x4e\x2b\xa9".as_slice(), "MD RAID"),
         (4096, b"\xfc\x4e\x2b\xa9", "MD RAID"),
         (512, b"LABELONE", "an LVM physical volume"),
         (0, b"LUKS\xba\xbe", "a LUKS volume"),
     ] {
-        file.write_all_at(magic, offset).unwrap();
+        write(magic, offset);
         refused(&bind, what);
-        file.write_all_at(&[0; 8][..magic.len()], offset).unwrap();
+        write(&[0; 8][..magic.len()], offset);
     }
-    drop(file);
     // Partitioned: one entry of a master boot record.
     let file = File::options().read(true).write(true).open(&disk).unwrap();
     let mut record = [0; 512];
