@@ -110,11 +110,12 @@ impl Pull {
     }
 
     /// How long the present step may take: what is left is shared by the members that may still be asked, and the
-    /// origin after them.
+    /// origin after them. A stand-in does not wait long for the owner, nor for whom it names: with views that differ
+    /// that may be who asked, and waits here.
     pub fn step_deadline(&self, now: Time, how: How, io_timeout: Duration) -> Time {
         let shares = self.route.left() as u32 + 1;
         let deadline = now + self.deadline.since(now) / shares;
-        match self.forwarded && how == How::AsOwner {
+        match self.forwarded && how != How::CachedOnly {
             true => deadline.min(now + io_timeout / STAND_IN_PATIENCE),
             false => deadline,
         }

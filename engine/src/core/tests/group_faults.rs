@@ -136,6 +136,12 @@ fn a_stand_in_does_not_wait_long_for_a_silent_owner() {
     bench.ask(1, request);
     let asked = bench.asked();
     assert!(asked.deadline.since(bench.clock.now()) <= TIMEOUT / 15);
+    // Nor for whom it names: with views that differ that may be who asked here.
+    let owner = OTHERS.into_iter().find(|peer| *peer != asked.to).unwrap();
+    bench.refuse(asked, Ok(FetchStatus::NotOwner { owner }));
+    let asked = bench.asked();
+    assert_eq!((asked.to, asked.request.forwarded), (owner, true));
+    assert!(asked.deadline.since(bench.clock.now()) <= TIMEOUT / 15);
 }
 
 #[test]
