@@ -7,6 +7,7 @@
 //! | [`layers`] | Forebay's layers one at a time |
 //! | [`patterns`] | what users do with a mount |
 //! | [`paths`] | pinned hot paths, whose instructions are counted |
+//! | [`ab`] | two builds, compared |
 //! | [`targets`] | whose files are read |
 //! | [`peers`] | public tools that do the same |
 //! | [`pace`] | closed and open loops |
@@ -38,6 +39,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod ab;
 pub mod bench;
 pub mod bucket;
 pub mod budget;

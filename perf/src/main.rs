@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
+use forebay_perf::ab::{self, AbArgs};
 use forebay_perf::figures::Figure;
 use forebay_perf::network::node::{self, Poll, Way};
 use forebay_perf::network::ours::{self, Load};
@@ -19,7 +20,7 @@ use forebay_perf::paths::Path as PinnedPath;
 use forebay_perf::paths::command::{self, CountArgs};
 use forebay_perf::patterns::tensors;
 use forebay_perf::peers::Peer;
-use forebay_perf::plan::Plan;
+use forebay_perf::plan::{self, Plan};
 use forebay_perf::run::{Nvme, Rdma, Run};
 use forebay_perf::scenario::Scenario;
 use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
@@ -78,6 +79,9 @@ enum Cmd {
     /// Counts the instructions of pinned hot paths with valgrind, and whose they are: `count hit-4k --functions`. Times of a
     /// machine have moods, these have not.
     Count(CountArgs),
+    /// Compares two builds: instructions of pinned paths (over 3 % more is a failure), and times in turns, which are told. `ab HEAD^`
+    /// compares the commit before with this program; what it needs is built in target/ab.
+    Ab(AbArgs),
     /// Does one pinned path so often, to be looked at with a profiler.
     #[command(hide = true)]
     Path {
@@ -178,10 +182,10 @@ struct MeasureArgs {
     #[arg(long)]
     json: Option<PathBuf>,
     /// How long operations begin in a span. Patterns (epoch, stream, ...) measure whole passes instead.
-    #[arg(long, value_parser = span, default_value = "3s")]
+    #[arg(long, value_parser = plan::span, default_value = "3s")]
     span: Duration,
     /// The same before the first span.
-    #[arg(long, value_parser = span, default_value = "1s")]
+    #[arg(long, value_parser = plan::span, default_value = "1s")]
     warm_up: Duration,
     /// Spans of each side; medians of them count.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
@@ -192,16 +196,6 @@ struct MeasureArgs {
     /// Do not measure the limits.
     #[arg(long)]
     no_ceilings: bool,
-}
-
-/// A span of time that is not nothing.
-fn span(text: &str) -> Result<Duration, String> {
-    let span = forebay_cli::units::parse_duration(text)?;
-    match span {
-        Duration::ZERO => Err("nothing can be measured in no time".to_owned()),
-        span if span > Duration::from_secs(3600) => Err("an hour at most".to_owned()),
-        span => Ok(span),
-    }
 }
 
 fn main() -> ExitCode {
@@ -232,10 +226,11 @@ fn run(args: &Args) -> Result<bool> {
             print!("{}", table::list());
             Ok(true)
         }
+        Cmd::Ab(ab) => ab::compare(ab, &place(args)?),
         Cmd::Count(count) => command::count(count, place(args)?.scratch()?.path()),
         Cmd::Run { scenario, measure } => {
             let scenario: Scenario = scenario.parse()?;
-            let plan = plan(args, measure)?;
+            let plan = plan_of(args, measure)?;
             let sides = vec![sides::forebay(&scenario, &plan)?];
             conclude(&session::run(&scenario, sides, &plan)?, measure)?;
             Ok(true)
@@ -244,7 +239,7 @@ fn run(args: &Args) -> Result<bool> {
             peers,
             scenario,
             measure,
-        } => compare(peers, scenario, &plan(args, measure)?, measure),
+        } => compare(peers, scenario, &plan_of(args, measure)?, measure),
         Cmd::Figure { name } => {
             println!("{}", measure(Figure::by_name(name)?, args)?);
             Ok(true)
@@ -282,6 +277,7 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         | Cmd::Figures
         | Cmd::Run { .. }
         | Cmd::Compare { .. }
+        | Cmd::Ab(_)
         | Cmd::Count(_)
         | Cmd::List => {}
         Cmd::Path { name, operations } => {
@@ -355,7 +351,7 @@ fn place(args: &Args) -> Result<Run> {
 }
 
 /// How much is measured.
-fn plan(args: &Args, measure: &MeasureArgs) -> Result<Plan> {
+fn plan_of(args: &Args, measure: &MeasureArgs) -> Result<Plan> {
     Ok(Plan {
         run: place(args)?,
         repeats: measure.repeats as usize,
@@ -471,6 +467,7 @@ mod tests {
             ("figure engine-4k", true),
             ("figures", true),
             ("count hit-4k", true),
+            ("ab HEAD^ .", true),
             ("path hit-4k --operations 1", false),
             ("fetch 4096 1 1", true),
             ("read-or-write", true),

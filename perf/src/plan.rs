@@ -20,3 +20,16 @@ pub struct Plan {
     /// Whether limits are measured between the spans.
     pub ceilings: bool,
 }
+
+/// A span of time that is not nothing, as the command line has it.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn span(text: &str) -> Result<Duration, String> {
+    let span = forebay_cli::units::parse_duration(text)?;
+    match span {
+        Duration::ZERO => Err("nothing can be measured in no time".to_owned()),
+        span if span > Duration::from_secs(3600) => Err("an hour at most".to_owned()),
+        span => Ok(span),
+    }
+}
