@@ -122,6 +122,8 @@ pub const GETS_PER_CORE_MAX: usize = 64;
 pub const PREFETCH_GETS_PER_CORE_MAX: usize = 48;
 /// Requests taken from the ring in one turn.
 pub const RING_BUDGET: usize = 256;
+/// Requests taken from the ring ahead of the one that is answered, so that their bytes come nearer meanwhile.
+pub const RING_AHEAD: usize = 4;
 /// Completions taken from one port in one turn.
 pub const POLL_BUDGET: usize = 256;
 /// Completions taken from one disk in one turn: few, so that what is asked for next reaches it while it

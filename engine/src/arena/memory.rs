@@ -62,6 +62,47 @@ pub(super) const CHILDREN: usize = 16;
 const _: () =
     assert!(CHUNK_BYTES / SUB_BLOCK_BYTES == CHILDREN && SUB_BLOCK_BYTES / PAGE_BYTES == CHILDREN);
 
+/// What a processor fetches at a time.
+const CACHE_LINE_BYTES: usize = 64;
+
+/// An address whose bytes will be read soon. It is no right to read them, and they may be gone meanwhile.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Near {
+    next: *const u8,
+    lines: usize,
+}
+
+impl Near {
+    /// Nothing.
+    pub(crate) const NOTHING: Near = Near {
+        next: std::ptr::null(),
+        lines: 0,
+    };
+
+    /// The place of these bytes.
+    pub(crate) fn to(bytes: &[u8]) -> Near {
+        Near {
+            next: bytes.as_ptr(),
+            lines: bytes.len().div_ceil(CACHE_LINE_BYTES),
+        }
+    }
+
+    /// Has the processor fetch the next `lines` cache lines, where it can be told so.
+    #[inline]
+    pub(crate) fn fetch(&mut self, lines: usize) {
+        let lines = lines.min(self.lines);
+        #[cfg(target_arch = "x86_64")]
+        for line in 0..lines {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            let at = self.next.wrapping_add(line * CACHE_LINE_BYTES);
+            // SAFETY: a hint to the processor, of which the program sees nothing: it reads no byte, and faults at no address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+        }
+        self.next = self.next.wrapping_add(lines * CACHE_LINE_BYTES);
+        self.lines -= lines;
+    }
+}
+
 /// The mapping. Unmapped when the last frame and the last [`Mapping`] are gone.
 #[derive(Debug)]
 pub(super) struct Slab {

@@ -19,6 +19,7 @@ use std::sync::Arc;
 
 use crossbeam_queue::SegQueue;
 
+pub(crate) use memory::Near;
 pub use memory::{BufferClass, Mapping};
 use memory::{CHILDREN, Frame, HUGE_PAGE_BYTES, Slab};
 

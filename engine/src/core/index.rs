@@ -150,6 +150,7 @@ impl Block {
         }
     }
 
+    #[inline]
     fn piece_at(&self, sub: usize) -> Option<&Piece> {
         match &self.chunks[sub / SUB_BLOCKS_PER_CHUNK] {
             Chunk::Empty => None,
@@ -208,6 +209,7 @@ pub(super) struct Slices<'a> {
 
 impl<'a> Iterator for Slices<'a> {
     type Item = (&'a Piece, usize, usize);
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.at >= self.end {
             return None;
@@ -263,6 +265,9 @@ pub(super) struct Index {
     pub changes: u64,
     /// Bytes of the arena in pieces that are on their way to disk.
     pub saving_bytes: usize,
+    /// Look-ups so far.
+    #[cfg(test)]
+    pub finds: std::cell::Cell<u64>,
 }
 
 impl Index {
@@ -277,6 +282,8 @@ impl Index {
             evictions: 0,
             changes: 0,
             saving_bytes: 0,
+            #[cfg(test)]
+            finds: std::cell::Cell::default(),
         }
     }
 
@@ -296,6 +303,8 @@ impl Index {
     }
 
     pub fn find(&self, id: BlockId) -> Option<BlockKey> {
+        #[cfg(test)]
+        self.finds.set(self.finds.get() + 1);
         self.map.get(&id).copied()
     }
 

@@ -37,6 +37,7 @@ mod fill;
 mod findings;
 mod group;
 mod handover;
+mod hit;
 mod index;
 mod jobs;
 mod keep;
@@ -70,6 +71,7 @@ use fill::{FillKey, Fills};
 use findings::Findings;
 use group::{Group, Reach};
 use handover::Handover;
+use hit::{Coming, HitClock};
 use index::{Index, StableMap};
 use jobs::{JobKey, Jobs};
 use limit::Ceiling;
@@ -91,7 +93,7 @@ use crate::client::{PrefetchRequest, Request};
 use crate::disk::Disk;
 use crate::limits::{
     ATTEMPTS_PER_DEADLINE, DISK_ARENA_SHARE, METADATA_PER_CORE_MAX, OBJECT_BYTES_MAX, POLL_BUDGET,
-    READ_BYTES_MAX, READS_PER_CORE_MAX, RING_BUDGET,
+    READ_BYTES_MAX, READS_PER_CORE_MAX, RING_AHEAD, RING_BUDGET,
 };
 use crate::ports::{
     Class, Clock, FetchTag, Membership, Origin, OriginEvent, OriginTag, PeerId, Platform, Time,
@@ -206,6 +208,8 @@ pub struct Core<P: Platform> {
     directs: Directs,
     /// Reads and prefetches that came while the disk tier recovers.
     held: VecDeque<Request<P::Reply>>,
+    coming: Coming<P::Reply>,
+    hit_clock: HitClock,
     /// They are held no longer than this; set by the first turn.
     hold_until: Option<Time>,
     /// See [`memory::DiskBuffers`].
@@ -266,6 +270,8 @@ impl<P: Platform> Core<P> {
             group: Group::new(me),
             directs,
             held: VecDeque::new(),
+            coming: Coming::with_capacity(RING_AHEAD),
+            hit_clock: HitClock::default(),
             hold_until: None,
             evict_for_disk_after: Time::default(),
             keeps_refused: (0, 0),
@@ -306,6 +312,7 @@ impl<P: Platform> Core<P> {
         let now = self.parts.clock.now();
         self.turns = self.turns.wrapping_add(1);
         self.now = now;
+        self.hit_clock = HitClock::default();
         self.adopt_view();
         let mut progressed = self.take_completions(now, budget.completions);
         progressed |= self.take_peers(now, budget.completions);
@@ -368,6 +375,7 @@ impl<P: Platform> Core<P> {
     pub fn is_quiet(&self) -> bool {
         self.reads.is_empty()
             && self.held.is_empty()
+            && self.coming.is_empty()
             && self.fills.len() == 0
             && self.loads.len() == 0
             && self.pulls.len() == 0
@@ -479,7 +487,7 @@ impl<P: Platform> Core<P> {
                 return taken > 0;
             }
             let held = if holds { None } else { self.held.pop_front() };
-            let Some(request) = held.or_else(|| self.parts.ring.pop()) else {
+            let Some(request) = held.or_else(|| self.next_request()) else {
                 return taken > 0;
             };
             match request {

@@ -219,8 +219,10 @@ impl<P: Platform> Core<P> {
         match refusal {
             Some(error) => self.refuse_front(request.answer, error),
             None => {
-                let read = Read::new(self.next_id(), request);
-                self.advance(now, read);
+                if let Some(request) = self.answer_hit(now, request) {
+                    let read = Read::new(self.next_id(), request);
+                    self.advance(now, read);
+                }
             }
         }
     }
@@ -399,7 +401,19 @@ impl<P: Platform> Core<P> {
 
     /// Counts a read that was answered just now.
     pub(super) fn count_answer(&mut self, len_bytes: u64, tier: Tier, submitted: Time) {
-        let latency_ns = self.parts.clock.now().since(submitted).as_nanos() as u64;
+        let answered = self.parts.clock.now();
+        self.count_answered(len_bytes, tier, submitted, answered);
+    }
+
+    /// Counts a read that was answered at that time.
+    pub(super) fn count_answered(
+        &mut self,
+        len_bytes: u64,
+        tier: Tier,
+        submitted: Time,
+        answered: Time,
+    ) {
+        let latency_ns = answered.since(submitted).as_nanos() as u64;
         let stats = &mut self.stats;
         stats.reads += 1;
         stats.read_bytes += len_bytes;

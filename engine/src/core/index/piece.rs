@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use super::{Mask, mask_of_bytes};
-use crate::arena::Frozen;
+use crate::arena::{Frozen, Near};
 use crate::checksum::BlockSeed;
 use crate::limits::{PAGE_BYTES, SUB_BLOCK_BYTES};
 
@@ -76,6 +76,12 @@ impl Piece {
     /// The sub-blocks that it holds.
     pub fn mask(&self) -> Mask {
         mask_of_bytes(self.start(), self.start() + self.bytes.len())
+    }
+
+    /// Where bytes `start` to `end` are, or the first page of them.
+    pub fn near(&self, start: usize, end: usize) -> Near {
+        std::hint::black_box(self.checksums.get(start / PAGE_BYTES));
+        Near::to(&self.bytes[start..end.min(start + PAGE_BYTES)])
     }
 
     /// Whether the pages that bytes `start` to `end` of this piece touch are as they arrived.

@@ -7,6 +7,7 @@ mod group_faults;
 mod group_lines;
 mod group_once;
 mod handover;
+mod hits;
 mod jobs;
 mod mem_device;
 mod memory;
@@ -40,11 +41,13 @@ const MIB: u64 = 1 << 20;
 const KIB: u64 = 1 << 10;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
+/// The time, and how often it was looked at.
 #[derive(Clone, Default)]
-struct TestClock(Rc<Cell<u64>>);
+struct TestClock(Rc<Cell<u64>>, Rc<Cell<u64>>);
 
 impl Clock for TestClock {
     fn now(&self) -> Time {
+        self.1.set(self.1.get() + 1);
         Time(self.0.get())
     }
 }
