@@ -23,6 +23,10 @@ use crate::options::MountOptions;
 use crate::reply::{FuseReply, ReadReply};
 use filesystem::Shim;
 
+/// Between looks for listings that the kernel keeps for too long: the time to live, within these.
+const OUTLIVED_EVERY_MIN: Duration = Duration::from_millis(500);
+const OUTLIVED_EVERY_MAX: Duration = Duration::from_secs(60);
+
 /// Mounts `prefix` of `bucket` (empty: all of it) at `mount_point`. When this returns, the mount
 /// answers. `R` is the platform's reply type: [`FuseReply`], or one that can be made from it.
 ///
@@ -68,6 +72,7 @@ pub fn mount<R: ReadReply + From<FuseReply>>(
         .name("forebay-fuse".into())
         .spawn(move || note.set(session.run()))
         .map_err(unmount)?;
+    drop_outlived_listings(&namespace, &pages, &ended, options.attr_ttl);
     mount_point::set_read_ahead(number, options.kernel_read_ahead_kib);
     Ok(MountHandle {
         path,
@@ -76,6 +81,35 @@ pub fn mount<R: ReadReply + From<FuseReply>>(
         pages,
         ended,
     })
+}
+
+/// Until the session ends: what the kernel keeps of a directory that stays open for longer than its listing is believed
+/// is dropped, so that who goes back to its start sees it as it is.
+fn drop_outlived_listings<R: ReadReply>(
+    namespace: &Arc<Namespace<R>>,
+    pages: &KernelPages,
+    ended: &Arc<Ended>,
+    attr_ttl: Duration,
+) {
+    if attr_ttl.is_zero() {
+        return;
+    }
+    let every = attr_ttl.clamp(OUTLIVED_EVERY_MIN, OUTLIVED_EVERY_MAX);
+    let (namespace, pages, ended) = (Arc::downgrade(namespace), pages.clone(), ended.clone());
+    let thread = std::thread::Builder::new().name("forebay-expiry".into());
+    let started = thread.spawn(move || {
+        while ended.wait(Some(Instant::now() + every)).is_none() {
+            let Some(namespace) = namespace.upgrade() else {
+                return;
+            };
+            for number in namespace.outlived_listings() {
+                let _ = pages.0.inval_inode(INodeNo(number), 0, 0);
+            }
+        }
+    });
+    if let Err(error) = started {
+        tracing::warn!(%error, "no thread for it: a directory that stays open shows the listing that it began with");
+    }
 }
 
 /// How the session ended, once it has.

@@ -292,6 +292,61 @@ fn entries_from(directory: &File, cookie: u64) -> Vec<(Vec<u8>, u64)> {
 }
 
 #[test]
+fn a_listing_is_kept_by_the_kernel_while_it_is_believed() {
+    if !have_fuse() {
+        return;
+    }
+    let minutes = Duration::from_secs(600);
+    let options = MountOptions {
+        attr_ttl: minutes,
+        entry_ttl: minutes,
+        ..MountOptions::default()
+    };
+    let store = Store::new();
+    (0..2_500).for_each(|n| store.put(&format!("d/n{n:04}"), "x"));
+    let mount = Mount::new(store, "", options);
+    let lists = || mount.store.lists.load(Ordering::Relaxed);
+    let heads = || mount.store.heads.load(Ordering::Relaxed);
+    let first = names(&mount.path("d")).unwrap();
+    assert_eq!(first.len(), 2_500);
+    wait_until("closed", || {
+        mount.handle().namespace().stats().open_directories == 0
+    });
+    let before = (lists(), heads());
+    for _ in 0..3 {
+        assert_eq!(names(&mount.path("d")).unwrap(), first);
+        assert_eq!(shell(mount.root(), "ls -l d | wc -l").trim(), "2501");
+    }
+    assert_eq!((lists(), heads()), before, "nobody was asked again");
+
+    mount.store.put("d/new", "x");
+    mount.engine().clock.advance(minutes);
+    assert_eq!(names(&mount.path("d")).unwrap().len(), 2_501);
+    assert!(lists() > before.0);
+}
+
+#[test]
+fn a_directory_that_stays_open_shows_what_is_new_when_it_is_read_again() {
+    if !have_fuse() {
+        return;
+    }
+    let options = MountOptions {
+        attr_ttl: Duration::from_millis(500),
+        ..MountOptions::default()
+    };
+    let store = Store::new();
+    (0..10).for_each(|n| store.put(&format!("d/{n}"), "x"));
+    let mount = Mount::new(store, "", options);
+    let directory = File::open(mount.path("d")).unwrap();
+    assert_eq!(entries_from(&directory, 0).len(), 12);
+    mount.store.put("d/new", "x");
+    // `rewinddir`: nothing is opened.
+    wait_until("the new name is seen", || {
+        entries_from(&directory, 0).len() == 13
+    });
+}
+
+#[test]
 fn keys_that_are_no_paths_are_left_out_and_the_rest_is_there() {
     if !have_fuse() {
         return;

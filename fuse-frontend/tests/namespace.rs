@@ -9,12 +9,15 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
+use common::mount::wait_until;
 use common::{Engine, Store};
 use forebay_engine::client::Reply;
 use forebay_engine::errors::{OriginErrorKind, ReadError};
 use forebay_engine::limits::{KEY_BYTES_MAX, RING_ENTRIES};
+use forebay_engine::ports::Clock;
 use forebay_fuse::namespace::{
-    DirSink, Entry, FileVersion, Kind, LeftOut, LookupError, Namespace, ROOT, Renewed,
+    DirSink, Entry, FileVersion, KernelListing, Kind, LeftOut, LookupError, Namespace,
+    OpenedDirectory, ROOT, Renewed,
 };
 use forebay_fuse::{MountOptions, ReadReply, reply};
 use fuser::{Errno, FileAttr, FileType};
@@ -203,7 +206,7 @@ impl Fixture {
 
     /// The whole directory, `room` entries at a time.
     fn list(&self, number: u64, room: usize, plus: bool) -> Result<Vec<Row>, Errno> {
-        let handle = self.namespace.opendir(number)?;
+        let handle = self.namespace.opendir(number)?.handle;
         let rows = self.list_from(handle, 0, room, plus);
         self.namespace.releasedir(handle);
         rows
@@ -227,6 +230,13 @@ impl Fixture {
             offset = last.next;
             rows.extend(more);
         }
+    }
+
+    /// Waits until what was learned beside the answers is remembered.
+    fn settle(&self) {
+        wait_until("pages of listings have come", || {
+            self.namespace.stats().sibling_pages_awaited == 0
+        });
     }
 
     fn after_ttl(&self) {
@@ -385,7 +395,7 @@ fn what_a_group_remembers_counts_from_when_it_was_told() {
         near(fixture.getattr_with_ttl(number).unwrap().1),
         "asked again"
     );
-    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let handle = fixture.namespace.opendir(ROOT).unwrap().handle;
     assert!(near(fixture.readdir(handle, 2, 5, true).unwrap()[0].ttl));
     fixture.namespace.releasedir(handle);
     // Older than what is asked for: the origin it is.
@@ -654,7 +664,7 @@ fn what_is_remembered_is_handed_on_with_what_is_left_of_its_time_to_live() {
     let near = |ttl: Duration, secs: u64| ttl <= seconds(secs) && ttl > seconds(secs - 5);
     let absent = |name: &str| fixture.lookup_with_ttl(ROOT, OsStr::new(name)).unwrap_err();
     (0..20).for_each(|n| fixture.store.put(&format!("n{n:02}"), "x"));
-    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let handle = fixture.namespace.opendir(ROOT).unwrap().handle;
     let fresh = fixture.readdir(handle, 2, 5, true).unwrap();
     assert!(near(fresh[0].ttl, 50));
     assert!(near(absent("none").ttl, 40));
@@ -731,7 +741,7 @@ fn any_earlier_offset_can_be_listed_again() {
     // Something waits for its directory across several pages.
     fixture.store.put("n0100/x", "x");
     (0..35).for_each(|n| fixture.store.put(&format!("n0100-{n:02}"), "x"));
-    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let handle = fixture.namespace.opendir(ROOT).unwrap().handle;
     let all = fixture.list_from(handle, 0, 13, false).unwrap();
     assert_eq!(all.len(), 2 + 500 + 35);
     for at in [530, 3, 111, 95, 250, 0, 536] {
@@ -765,7 +775,7 @@ fn a_directory_that_shrinks_under_a_reader_ends_and_does_not_loop() {
     let fixture = Fixture::default();
     fixture.store.page_max.store(10, Ordering::Relaxed);
     (0..200).for_each(|n| fixture.store.put(&format!("n{n:04}"), "x"));
-    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let handle = fixture.namespace.opendir(ROOT).unwrap().handle;
     let all = fixture.list_from(handle, 0, 10, false).unwrap();
     (20..180).for_each(|n| fixture.store.delete(&format!("n{n:04}")));
     let rest = fixture.list_from(handle, all[15].next, 10, false).unwrap();
@@ -779,7 +789,7 @@ fn a_huge_directory_is_listed_with_few_pages_in_memory() {
     let fixture = Fixture::default();
     const ENTRIES: usize = 100_000;
     (0..ENTRIES).for_each(|n| fixture.store.put(&format!("n{n:07}"), ""));
-    let handle = fixture.namespace.opendir(ROOT).unwrap();
+    let handle = fixture.namespace.opendir(ROOT).unwrap().handle;
     let (mut offset, mut seen) = (0, 0);
     loop {
         let rows = fixture.readdir(handle, offset, 4096, false).unwrap();
@@ -792,6 +802,160 @@ fn a_huge_directory_is_listed_with_few_pages_in_memory() {
     assert_eq!(stats.inodes, 1, "a plain listing makes no inodes");
     assert_eq!(stats.pages_listed, ENTRIES as u64 / 1000, "each page once");
     assert!(stats.known_names <= 65_536);
+}
+
+#[test]
+fn the_kernel_keeps_a_listing_for_its_time_to_live() {
+    let fixture = Fixture::default();
+    fixture.store.put("d/f", "x");
+    let number = fixture.walk("d").unwrap().attr.ino.0;
+    let open = || fixture.namespace.opendir(number).unwrap();
+    let close = |opened: OpenedDirectory| fixture.namespace.releasedir(opened.handle);
+    let first = open();
+    assert_eq!(first.listing, KernelListing::Anew);
+    close(first);
+    // Nothing was read of it.
+    let second = open();
+    assert_eq!(second.listing, KernelListing::Anew);
+    fixture.list_from(second.handle, 0, 9, false).unwrap();
+    let third = open();
+    assert_eq!(third.listing, KernelListing::Kept);
+    fixture.after_ttl();
+    assert_eq!(fixture.namespace.stats().open_directories, 2);
+    close(third);
+    // While somebody may still read what was listed long ago, nothing is kept.
+    for _ in 0..2 {
+        let opened = open();
+        assert_eq!(opened.listing, KernelListing::Anew);
+        fixture.list_from(opened.handle, 0, 9, false).unwrap();
+        close(opened);
+    }
+    close(second);
+    fixture.list(number, 9, false).unwrap();
+    fixture.list(number, 9, true).unwrap();
+    let fourth = open();
+    assert_eq!(fourth.listing, KernelListing::Kept);
+    close(fourth);
+    // What a job has listed since is newer.
+    let mut renewed = Renewed::default();
+    renewed.tree("d/".into());
+    fixture.engine.clock.advance(Duration::from_millis(1));
+    let since = fixture.engine.clock.now();
+    fixture.namespace.renew(&renewed, since);
+    let fifth = open();
+    assert_eq!(fifth.listing, KernelListing::Anew);
+    close(fifth);
+}
+
+#[test]
+fn the_kernel_keeps_no_listing_without_a_time_to_live_nor_a_very_long_one() {
+    let options = MountOptions {
+        attr_ttl: Duration::ZERO,
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    fixture.store.put("f", "x");
+    fixture.list(ROOT, 9, false).unwrap();
+    let opened = fixture.namespace.opendir(ROOT).unwrap();
+    assert_eq!(opened.listing, KernelListing::Never);
+
+    // Nor one of nothing: that is an absence, with a time to live of its own.
+    let fixture = Fixture::default();
+    assert!(names(&fixture.list(ROOT, 9, false).unwrap()).is_empty());
+    let opened = fixture.namespace.opendir(ROOT).unwrap();
+    assert_eq!(opened.listing, KernelListing::Anew);
+
+    let minutes = MountOptions {
+        attr_ttl: Duration::from_secs(600),
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &minutes);
+    (0..33_000).for_each(|n| fixture.store.put(&format!("n{n:06}"), "x"));
+    fixture.list(ROOT, 4_096, false).unwrap();
+    let opened = fixture.namespace.opendir(ROOT).unwrap();
+    assert_eq!(opened.listing, KernelListing::Anew);
+}
+
+/// Requests for names that the origin got: HEADs, and listings.
+fn asked(fixture: &Fixture) -> (u64, u64) {
+    let store = &fixture.store;
+    let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    (get(&store.heads), get(&store.lists))
+}
+
+#[test]
+fn names_of_one_directory_are_learned_from_its_listing() {
+    let options = MountOptions {
+        attr_ttl: Duration::from_secs(600),
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    (0..2_000).for_each(|n| fixture.store.put(&format!("d/n{n:04}"), "x"));
+    fixture.store.put("d/n0007/below", "x");
+    let directory = fixture.walk("d").unwrap().attr.ino.0;
+    let before = asked(&fixture);
+    // In an order without order: each once.
+    for n in (0..2_000).map(|n| n * 1_213 % 2_000) {
+        let name = format!("n{n:04}");
+        let entry = fixture.lookup(directory, &name).unwrap();
+        let kind = if n == 7 {
+            FileType::Directory
+        } else {
+            FileType::RegularFile
+        };
+        assert_eq!(entry.attr.kind, kind, "{name}");
+        fixture.settle();
+    }
+    let after = asked(&fixture);
+    let (heads, lists) = (after.0 - before.0, after.1 - before.1);
+    assert!(
+        heads < 100 && lists < 100,
+        "{heads} HEADs, {lists} listings for 2,000 names"
+    );
+    // Nothing is believed for longer.
+    fixture.store.put("d/n0001", "longer");
+    fixture.engine.clock.advance(Duration::from_secs(601));
+    assert_eq!(fixture.lookup(directory, "n0001").unwrap().attr.size, 6);
+}
+
+#[test]
+fn names_here_and_there_in_a_huge_directory_cost_few_listings() {
+    let options = MountOptions {
+        attr_ttl: Duration::from_secs(600),
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    (0..60_000).for_each(|n| fixture.store.put(&format!("d/n{n:05}"), "x"));
+    let directory = fixture.walk("d").unwrap().attr.ino.0;
+    let before = asked(&fixture);
+    for n in 0..64 {
+        fixture
+            .lookup(directory, &format!("n{:05}", 59_999 - 300 * n))
+            .unwrap();
+        fixture.settle();
+    }
+    let after = asked(&fixture);
+    assert_eq!(after.0 - before.0, 64);
+    // One for each name, as ever; and pages at 4, 8, 16, 32 and 64 names.
+    assert_eq!(after.1 - before.1, 64 + 5);
+}
+
+#[test]
+fn without_a_time_to_live_names_are_asked_for_one_by_one() {
+    let options = MountOptions {
+        attr_ttl: Duration::ZERO,
+        ..MountOptions::default()
+    };
+    let fixture = Fixture::new("", &options);
+    (0..40).for_each(|n| fixture.store.put(&format!("d/{n}"), "x"));
+    let directory = fixture.walk("d").unwrap().attr.ino.0;
+    let before = asked(&fixture);
+    for n in 0..40 {
+        fixture.lookup(directory, &n.to_string()).unwrap();
+        fixture.settle();
+    }
+    let after = asked(&fixture);
+    assert_eq!((after.0 - before.0, after.1 - before.1), (40, 40));
 }
 
 #[test]

@@ -23,6 +23,8 @@ pub(super) const PAGES_MAX: usize = 3;
 const MARKS_MAX: usize = 1_000_000;
 /// Pages in a row in which nothing can be shown: 10 million keys in full pages.
 const EMPTY_PAGES_MAX: usize = 10_000;
+/// A longer directory's listing is not kept by the kernel.
+const KEPT_ENTRIES_MAX: u64 = 32_768;
 /// The offset of the first listed entry, after `.` and `..`.
 const FIRST_LISTED: u64 = 2;
 
@@ -60,6 +62,10 @@ pub(super) struct Fetch {
 pub(super) struct After {
     pub(super) finished: Vec<(Box<dyn DirSink>, Result<(), Errno>)>,
     pub(super) fetch: Option<Fetch>,
+    /// When the oldest page was listed that entries were given of.
+    pub(super) oldest: Option<Time>,
+    /// Entries beyond [`KEPT_ENTRIES_MAX`] were given, or it was told that there are none, which is believed for less long.
+    pub(super) is_not_kept: bool,
 }
 
 #[derive(Debug)]
@@ -187,7 +193,7 @@ impl State {
     }
 
     fn serve(&mut self, waiting: Waiting, emit: &dyn Emit, after: &mut After) {
-        let here = match self.fill(waiting, emit) {
+        let here = match self.fill(waiting, emit, after) {
             Outcome::Finished(sink) => {
                 after.finished.push((sink, Ok(())));
                 self.page_to_prefetch()
@@ -211,7 +217,7 @@ impl State {
     }
 
     /// Fills the sink from the pages at hand.
-    fn fill(&mut self, waiting: Waiting, emit: &dyn Emit) -> Outcome {
+    fn fill(&mut self, waiting: Waiting, emit: &dyn Emit, after: &mut After) -> Outcome {
         let Waiting {
             mut offset,
             mut sink,
@@ -238,6 +244,8 @@ impl State {
                     waiting: Waiting { offset, sink },
                 };
             };
+            after.oldest = Some(after.oldest.map_or(page.at, |at| at.min(page.at)));
+            after.is_not_kept |= page.end() > KEPT_ENTRIES_MAX || page.end() == FIRST_LISTED;
             while offset < page.end() {
                 let listed = &page.entries[(offset - page.first) as usize];
                 if emit.entry(&mut *sink, offset + 1, listed, page.at) {

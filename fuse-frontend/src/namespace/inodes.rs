@@ -67,6 +67,9 @@ struct Inode {
 #[derive(Debug)]
 pub(super) struct InodeTable {
     inodes: HashMap<u64, Inode>,
+    /// Directories of whose listing the kernel may keep something, and when the oldest page of it was listed; none: it is
+    /// not to be shown again.
+    listed: HashMap<u64, Option<Time>>,
 }
 
 impl InodeTable {
@@ -78,6 +81,7 @@ impl InodeTable {
         };
         Self {
             inodes: HashMap::from([(ROOT, root)]),
+            listed: HashMap::new(),
         }
     }
 
@@ -235,6 +239,28 @@ impl InodeTable {
         }
     }
 
+    /// The kernel was given a page of a directory that was listed at `at`; none: what is not to be shown again.
+    pub(super) fn listed(&mut self, number: u64, at: Option<Time>) {
+        if self.inodes.contains_key(&number) {
+            let oldest = self.listed.entry(number).or_insert(at);
+            *oldest = at.min(*oldest);
+        }
+    }
+
+    /// Whether the kernel may keep something of a directory's listing: when the oldest page of it was listed, if it may be
+    /// shown again.
+    pub(super) fn oldest_listed(&self, number: u64) -> Option<Option<Time>> {
+        self.listed.get(&number).copied()
+    }
+
+    /// The kernel is told to drop what it keeps of a directory's listing. What handles that are open read may go on
+    /// coming from before.
+    pub(super) fn listing_dropped(&mut self, number: u64) {
+        if !self.is_open(number) {
+            self.listed.remove(&number);
+        }
+    }
+
     /// A handle on a file is opened: what it reads; none when the inode is no file of the table.
     pub(super) fn opened_file(
         &mut self,
@@ -276,6 +302,7 @@ impl InodeTable {
                 .is_some_and(|inode| inode.lookups == 0 && inode.handles == 0)
         {
             self.inodes.remove(&number);
+            self.listed.remove(&number);
         }
     }
 }

@@ -16,6 +16,7 @@
 
 mod asking;
 mod attributes;
+mod directories;
 mod directory;
 mod emitter;
 mod files;
@@ -30,6 +31,7 @@ mod past;
 mod record;
 mod renewal;
 mod revalidate;
+mod siblings;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -40,13 +42,14 @@ use std::time::Duration;
 use forebay_engine::client::{Accept, Callback, Client, Told};
 use forebay_engine::errors::{OriginError, OriginErrorKind};
 use forebay_engine::identity::Bucket;
-use forebay_engine::limits::{KEY_BYTES_MAX, LIST_PAGE_ENTRIES, NAME_BYTES_MAX};
+use forebay_engine::limits::{KEY_BYTES_MAX, NAME_BYTES_MAX};
 use forebay_engine::ports::{Full, ListPage, ListRequest, ObjectMeta, Time};
 use fuser::{Errno, FileAttr};
 use parking_lot::{Mutex, RwLock};
 use slab::Slab;
 
 pub use attributes::BLKSIZE_BYTES;
+pub use directories::{KernelListing, OpenedDirectory};
 pub use directory::DirSink;
 pub(crate) use inodes::file_number;
 pub use inodes::{FileVersion, ROOT};
@@ -56,15 +59,15 @@ pub use renewal::{Owners, Renewed};
 
 use crate::options::MountOptions;
 use crate::read_ahead::Budget;
-use crate::reply::{ReadReply, origin_errno};
+use crate::reply::ReadReply;
 use attributes::Attributes;
-use directory::{After, Directory, Fetch};
-use emitter::Emitter;
+use directory::Directory;
 use files::OpenFile;
 use helper::Helper;
 use inodes::{FileNode, InodeTable, Node};
 use known::{Known, KnownNames};
 use renewal::Renewals;
+use siblings::Siblings;
 
 /// A name's inode, and how long to believe it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,6 +121,8 @@ pub struct NamespaceStats {
     pub stale_answers: u64,
     /// Listing pages asked for by directory handles.
     pub pages_listed: u64,
+    /// Listing pages that were asked for because of lookups, and have not come yet.
+    pub sibling_pages_awaited: u64,
     /// Reads refused because the core's ring stayed full.
     pub reads_refused: u64,
     /// Bytes announced by read-ahead and not read yet.
@@ -134,6 +139,7 @@ struct Counters {
     superseded: AtomicU64,
     stale_answers: AtomicU64,
     pages_listed: AtomicU64,
+    sibling_pages_awaited: AtomicU64,
     reads_refused: AtomicU64,
 }
 
@@ -162,6 +168,7 @@ pub struct Namespace<R> {
     budget: Arc<Budget>,
     helper: Helper,
     renewals: Mutex<Renewals>,
+    siblings: Mutex<Siblings>,
     left_out: LeftOutCounters,
     counters: Counters,
 }
@@ -197,6 +204,7 @@ impl<R: ReadReply> Namespace<R> {
             budget: Budget::new(options.read_ahead_budget_bytes),
             helper: Helper::start(),
             renewals: Mutex::default(),
+            siblings: Mutex::default(),
             left_out: LeftOutCounters::default(),
             counters: Counters::default(),
         })
@@ -221,6 +229,7 @@ impl<R: ReadReply> Namespace<R> {
             superseded: get(&self.counters.superseded),
             stale_answers: get(&self.counters.stale_answers),
             pages_listed: get(&self.counters.pages_listed),
+            sibling_pages_awaited: get(&self.counters.sibling_pages_awaited),
             reads_refused: get(&self.counters.reads_refused),
             read_ahead_bytes: self.budget.used_bytes(),
             left_out: LeftOut::ALL
@@ -263,11 +272,13 @@ impl<R: ReadReply> Namespace<R> {
         if let Some((at, known)) = known {
             if let Some(answer) = self.entry_of_known(&key, known, at) {
                 count(&self.counters.lookups_remembered);
+                self.sibling_known(parent);
                 return reply(answer);
             }
             // The group may remember that version as well.
             max_age = Duration::ZERO;
         }
+        self.sibling_asked(parent, &key);
         self.ask_name(key, max_age, Box::new(reply));
     }
 
@@ -407,102 +418,6 @@ impl<R: ReadReply> Namespace<R> {
             Some(Node::Directory(_)) => {
                 reply(Ok((self.attributes.directory(number), self.attr_ttl)));
             }
-        }
-    }
-
-    /// Opens a directory; [`Namespace::releasedir`] closes it.
-    ///
-    /// # Errors
-    /// ESTALE for an unknown inode, ENOTDIR.
-    pub fn opendir(&self, number: u64) -> Result<u64, Errno> {
-        let mut inodes = self.inodes.lock();
-        let prefix = match inodes.get(number) {
-            Some(Node::Directory(prefix)) => prefix,
-            Some(Node::File(_)) => return Err(Errno::ENOTDIR),
-            None => return Err(Errno::ESTALE),
-        };
-        inodes.opened(number);
-        drop(inodes);
-        let handle = self.next_directory.fetch_add(1, Ordering::Relaxed);
-        let directory = Arc::new(Directory::new(number, prefix));
-        self.directories.lock().insert(handle, directory);
-        Ok(handle)
-    }
-
-    /// Gives entries of an open directory to `sink`, from `offset` on. Entries given with
-    /// attributes count as lookups, `.` and `..` do not.
-    ///
-    /// # Errors
-    /// To the sink: EBADF, EACCES when the origin refuses, EIO when it fails.
-    pub fn readdir(self: &Arc<Self>, handle: u64, offset: u64, sink: Box<dyn DirSink>) {
-        let directory = self.directories.lock().get(&handle).cloned();
-        let Some(directory) = directory else {
-            return sink.finish(Err(Errno::EBADF));
-        };
-        let emitter = Emitter {
-            namespace: self,
-            directory: &directory,
-        };
-        let after = directory.read(offset, sink, &emitter);
-        self.finish_listing(directory, after);
-    }
-
-    fn finish_listing(self: &Arc<Self>, directory: Arc<Directory>, after: After) {
-        for (sink, result) in after.finished {
-            sink.finish(result);
-        }
-        if let Some(fetch) = after.fetch {
-            self.fetch_page(directory, fetch);
-        }
-    }
-
-    fn fetch_page(self: &Arc<Self>, directory: Arc<Directory>, fetch: Fetch) {
-        count(&self.counters.pages_listed);
-        let request = ListRequest {
-            bucket: self.bucket.clone(),
-            prefix: directory.prefix.clone(),
-            delimited: true,
-            continuation: fetch.continuation.clone(),
-            entries_max: LIST_PAGE_ENTRIES,
-        };
-        let this = self.clone();
-        let asked = self.client.now();
-        let max_age = self.max_age(&directory.prefix);
-        let arrived = move |answer: Told<Arc<ListPage>>| {
-            let (answer, at) = (answer.result, answer.at.min(asked));
-            let namespace = this.clone();
-            namespace
-                .helper
-                .run(move || this.page_arrived(directory, fetch, answer, at));
-        };
-        self.list(request, max_age.into(), Box::new(arrived));
-    }
-
-    fn page_arrived(
-        self: &Arc<Self>,
-        directory: Arc<Directory>,
-        fetch: Fetch,
-        answer: Result<Arc<ListPage>, OriginError>,
-        asked: Time,
-    ) {
-        let listed = match &answer {
-            Ok(listed) => Ok(&**listed),
-            Err(error) => Err(origin_errno(error)),
-        };
-        let mut left_out = |kind, n, key: &str| self.left_out.note(kind, n, key, asked);
-        let emitter = Emitter {
-            namespace: self,
-            directory: &directory,
-        };
-        let after = directory.arrived(&fetch, listed, asked, &emitter, &mut left_out);
-        self.finish_listing(directory, after);
-    }
-
-    /// Closes a directory.
-    pub fn releasedir(&self, handle: u64) {
-        let directory = self.directories.lock().remove(&handle);
-        if let Some(directory) = directory {
-            self.inodes.lock().closed(directory.number);
         }
     }
 

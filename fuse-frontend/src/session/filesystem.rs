@@ -13,7 +13,7 @@ use fuser::{
     ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request,
 };
 
-use crate::namespace::{BLKSIZE_BYTES, DirSink, Entry, LookupError, Namespace};
+use crate::namespace::{BLKSIZE_BYTES, DirSink, Entry, KernelListing, LookupError, Namespace};
 use crate::options::{MAX_BACKGROUND_MIN, MountOptions};
 use crate::reply::{FuseReply, ReadReply};
 
@@ -195,7 +195,16 @@ impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
 
     fn opendir(&self, _req: &Request, ino: INodeNo, _flags: OpenFlags, reply: ReplyOpen) {
         match self.namespace.opendir(ino.0) {
-            Ok(handle) => reply.opened(FileHandle(handle), FopenFlags::empty()),
+            Ok(opened) => {
+                let flags = match opened.listing {
+                    KernelListing::Never => FopenFlags::empty(),
+                    KernelListing::Anew => FopenFlags::FOPEN_CACHE_DIR,
+                    KernelListing::Kept => {
+                        FopenFlags::FOPEN_CACHE_DIR | FopenFlags::FOPEN_KEEP_CACHE
+                    }
+                };
+                reply.opened(FileHandle(opened.handle), flags);
+            }
             Err(errno) => reply.error(errno),
         }
     }
