@@ -36,7 +36,7 @@ mod siblings;
 use std::collections::HashMap;
 use std::ffi::OsStr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use forebay_engine::client::{Accept, Callback, Client, Told};
@@ -169,6 +169,7 @@ pub struct Namespace<R> {
     helper: Helper,
     renewals: Mutex<Renewals>,
     siblings: Mutex<Siblings>,
+    siblings_go_on: AtomicBool,
     left_out: LeftOutCounters,
     counters: Counters,
 }
@@ -205,6 +206,7 @@ impl<R: ReadReply> Namespace<R> {
             helper: Helper::start(),
             renewals: Mutex::default(),
             siblings: Mutex::default(),
+            siblings_go_on: AtomicBool::new(false),
             left_out: LeftOutCounters::default(),
             counters: Counters::default(),
         })

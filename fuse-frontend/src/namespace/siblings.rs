@@ -117,6 +117,12 @@ impl Siblings {
         })
     }
 
+    /// Whether names that are known are worth further pages, anywhere.
+    fn go_on(&self) -> bool {
+        let mut all = self.0.values();
+        all.any(|progress| progress.pages > 0 && !progress.rests)
+    }
+
     /// The listing that a page is of, if it is still gone through.
     fn listing(&mut self, directory: u64, since: Time) -> Option<&mut Progress> {
         let progress = self.0.get_mut(&directory);
@@ -127,7 +133,10 @@ impl Siblings {
 impl<R: ReadReply> Namespace<R> {
     /// A name of `directory` was known.
     pub(super) fn sibling_known(&self, directory: u64) {
-        self.siblings.lock().was_known(directory);
+        // Mostly nothing is gone through: a name that is known costs nothing here then.
+        if self.siblings_go_on.load(Ordering::Relaxed) {
+            self.siblings.lock().was_known(directory);
+        }
     }
 
     /// The origin is asked for `key` in `directory`: its siblings may be next.
@@ -208,11 +217,14 @@ impl<R: ReadReply> Namespace<R> {
             }
         }
         // The next page only now: what it is worth shows when this one is known.
-        if let Some(progress) = self.siblings.lock().listing(directory, since) {
+        let mut siblings = self.siblings.lock();
+        if let Some(progress) = siblings.listing(directory, since) {
             progress.pages += 1;
             progress.rests = page.next.is_none();
             progress.continuation.clone_from(&page.next);
         }
+        let go_on = siblings.go_on();
+        self.siblings_go_on.store(go_on, Ordering::Relaxed);
     }
 }
 
