@@ -46,7 +46,7 @@ impl Taken {
     }
 
     /// The same with so many huge pages in all.
-    fn with(pages: u32) -> Option<Self> {
+    pub fn with(pages: u32) -> Option<Self> {
         let serial = serial("FOREBAY_SPARE_NVME")?;
         huge_pages(pages);
         let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();

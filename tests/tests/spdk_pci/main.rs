@@ -8,6 +8,8 @@
 #[allow(dead_code)]
 mod bench;
 #[cfg(feature = "spdk")]
+mod carriage;
+#[cfg(feature = "spdk")]
 #[path = "../group/cluster.rs"]
 #[allow(dead_code)]
 mod cluster;
@@ -19,6 +21,10 @@ mod mounting;
 #[path = "../group/owners.rs"]
 #[allow(dead_code)]
 mod owners;
+#[cfg(feature = "spdk")]
+#[path = "../transport_rdma/pair.rs"]
+#[allow(dead_code)]
+mod pair;
 #[cfg(feature = "spdk")]
 mod removal;
 #[cfg(feature = "spdk")]
