@@ -92,6 +92,30 @@ impl Taken {
     }
 }
 
+/// What the emulated device behind the controller lets through.
+pub struct Throttle(fs::File);
+
+impl Throttle {
+    /// Without a bound; or none, loudly.
+    pub fn new() -> Option<Self> {
+        let Ok(monitor) = std::env::var("FOREBAY_GUEST_MONITOR") else {
+            println!(
+                "SKIPPED: FOREBAY_GUEST_MONITOR names no monitor of the machine: no device was made to hang"
+            );
+            return None;
+        };
+        let mut throttle = Self(fs::File::options().write(true).open(monitor).unwrap());
+        throttle.to(0);
+        Some(throttle)
+    }
+
+    /// So many bytes a second; 0 is no bound.
+    pub fn to(&mut self, rate: u32) {
+        let command = format!("\nblock_set_io_throttle spare {rate} 0 0 0 0 0\n");
+        self.0.write_all(command.as_bytes()).unwrap();
+    }
+}
+
 /// The serial number that a variable names, of a controller whose contents are lost; or none, loudly.
 fn serial(variable: &str) -> Option<String> {
     let serial = std::env::var(variable).ok();
@@ -278,19 +302,9 @@ fn a_controller_that_the_kernel_drives_is_refused() {
 #[test]
 fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
     let Some(taken) = Taken::new() else { return };
-    let Ok(monitor) = std::env::var("FOREBAY_GUEST_MONITOR") else {
-        println!(
-            "SKIPPED: FOREBAY_GUEST_MONITOR names no monitor of the machine: no device was made to hang"
-        );
+    let Some(mut throttle) = Throttle::new() else {
         return;
     };
-    let mut line = fs::File::options().write(true).open(monitor).unwrap();
-    // Bytes that the emulated device lets through in a second; 0 is no bound.
-    let mut throttle = |rate: u32| {
-        let command = format!("\nblock_set_io_throttle spare {rate} 0 0 0 0 0\n");
-        line.write_all(command.as_bytes()).unwrap();
-    };
-    throttle(0);
     let options = OpenOptions {
         capacity_bytes: Some(CAPACITY_BYTES),
         timeout: Duration::from_secs(3),
@@ -299,7 +313,7 @@ fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
     let namespace = taken.open(&options);
     let mut bench = Bench::new(&namespace);
     bench.write(0, 3, MIB as usize).unwrap();
-    throttle(1);
+    throttle.to(1);
     // Some still come through.
     let mut ends = Vec::new();
     while !ends.contains(&Err(DeviceError::Gone)) {
@@ -317,7 +331,7 @@ fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
         lease.bytes_mut().fill(0x77);
         mine.push(lease);
     }
-    throttle(0);
+    throttle.to(0);
     let Bench { device, .. } = bench;
     drop(device);
     // Waits until the controller is shut down: what it had is done.

@@ -9,10 +9,11 @@ use super::cluster::{Cluster, put_objects};
 use super::support::{
     COMMAND_TIMEOUT, Ended, Place, Running, eventually, have_fuse, json, pattern,
 };
-use crate::device::Taken;
+use crate::device::{Taken, Throttle};
 
 const MIB: usize = 1 << 20;
 const OBJECTS: usize = 24;
+const MANY: usize = 60;
 const LEN: usize = 2 * MIB;
 
 fn compare(dir: &std::path::Path) {
@@ -164,4 +165,51 @@ fn a_member_drives_a_controller() {
     assert_eq!(held["state"], "serving", "{held}");
     cluster.unmount("m");
     cluster.place.run(&["stop", "g/a"]).ok();
+}
+
+/// A device that hangs under a mount: it is retired, readers go on, and the mount ends as any.
+#[test]
+fn a_mount_outlives_a_controller_that_hangs() {
+    let Some(taken) = Taken::new().filter(|_| have_fuse()) else {
+        return;
+    };
+    let Some(mut throttle) = Throttle::new() else {
+        return;
+    };
+    let place = Place::new();
+    // More than memory has room for.
+    put_objects(&place, "o", &[LEN; MANY]);
+    let there = format!("pci:{}", taken.address);
+    mount(&place, &there, &["--format", "--memory", "64MiB"]).ok();
+    place.run(&["warmup", "m"]).ok();
+    let path = place.dir("m");
+    let compare = || {
+        // Else the kernel has all of it.
+        fs::write("/proc/sys/vm/drop_caches", "3").unwrap();
+        for n in 0..MANY {
+            let got = fs::read(path.join(format!("o-{n}"))).unwrap();
+            assert!(got == pattern(LEN, (n as u8).wrapping_add(1)), "o-{n}");
+        }
+    };
+    compare();
+    throttle.to(1);
+    compare();
+    eventually("the disk is retired", || {
+        disk(&place, "m")["state"] == "retired"
+    });
+    eventually("its controller is known to hang", || {
+        let why = disk(&place, "m")["why"].to_string();
+        why.contains("hang") || why.contains("did not end")
+    });
+    compare();
+    place.run(&["umount", "m"]).ok();
+    let log = place.log();
+    assert!(!log.contains("operations never end"), "{log}");
+    place.assert_clean(&path);
+    throttle.to(0);
+    // The next start has it again.
+    mount(&place, &there, &["--format", "--memory", "64MiB"]).ok();
+    compare();
+    assert_eq!(disk(&place, "m")["state"], "serving");
+    place.run(&["umount", "m"]).ok();
 }
