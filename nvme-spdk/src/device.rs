@@ -15,7 +15,7 @@ use crate::driver::{QueuePair, Refusal, Work};
 use crate::error::{Loss, MemoryError, QueueError};
 use crate::namespace::Namespace;
 use crate::pace::Pace;
-use crate::trial::{Failed, reaches};
+use crate::trial::{Failed, LOST_PATIENCE, reaches};
 use crate::watch::Gate;
 
 /// The deepest queue.
@@ -99,14 +99,15 @@ impl SpdkDevice {
     }
 
     /// Tries out whether the device reaches `buffers`, which are of this queue pair's arena ([`Arena::probes`]): reads its first sector
-    /// into each. For a PCI device before it is used: nothing else tells that the IOMMU has refused its memory. Blocks.
+    /// into each. For a PCI device before it is used: nothing else tells that the IOMMU has refused its memory. Blocks,
+    /// but for some seconds only once the device is lost.
     ///
     /// # Errors
     /// [`QueueError::Memory`]: the device must not be used.
     ///
     /// [`Arena::probes`]: forebay_engine::arena::Arena::probes
     pub fn check_memory(&mut self, buffers: Vec<Lease>) -> Result<Vec<Lease>, QueueError> {
-        let (buffers, outcome) = reaches(self, buffers);
+        let (buffers, outcome) = reaches(self, buffers, LOST_PATIENCE);
         let why = match outcome {
             Ok(()) => return Ok(buffers),
             Err(Failed::Unreached(buffers)) => MemoryError::Unreached { buffers },

@@ -149,7 +149,7 @@ fn start_here(pci: Vec<PciAddress>) -> Result<(), i32> {
     started
 }
 
-fn free_huge_pages() -> u64 {
+pub(crate) fn free_huge_pages() -> u64 {
     let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
     let text = std::fs::read_to_string(path).unwrap_or_default();
     text.trim().parse().unwrap_or(0)

@@ -124,6 +124,19 @@ pub enum QueueError {
     /// It has no queue pair left, or does not answer.
     #[error("{0} gives no queue pair: it has fewer than this node has cores, or does not answer")]
     Refused(String),
+    /// SPDK has no memory for one.
+    #[error(
+        "{address}: SPDK has no memory for a queue pair: it takes {wanted} reserved huge pages of 2 MiB, and {free} are free. Reserve more \
+         (`sysctl vm.nr_hugepages`): --memory divided by 2 MiB, one for each core on each NVMe device without the kernel, and 32"
+    )]
+    Pages {
+        /// Where.
+        address: String,
+        /// What it takes.
+        wanted: u64,
+        /// What there is.
+        free: u64,
+    },
     /// Its driver was changed meanwhile.
     #[error(transparent)]
     Driver(#[from] OpenError),
@@ -143,8 +156,8 @@ pub enum MemoryError {
     /// The device would reach memory by physical addresses, and this memory may move.
     #[error(
         "no IOMMU stands before the device, so it would reach memory that may move: switch the IOMMU on (in the firmware, and \
-         `intel_iommu=on` or `amd_iommu=on` for the kernel), reserve huge pages for all of --memory (`sysctl vm.nr_hugepages`, pages of 2 MiB, \
-         and 100 more), or give the kernel's device, such as /dev/nvme0n1"
+         `intel_iommu=on` or `amd_iommu=on` for the kernel), reserve huge pages (`sysctl vm.nr_hugepages`, pages of 2 MiB: \
+         for all of --memory, one for each core on each NVMe device without the kernel, and 32), or give the kernel's device, such as /dev/nvme0n1"
     )]
     NoIommu,
     /// The limit on locked memory is too low for it.

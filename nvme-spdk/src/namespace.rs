@@ -10,8 +10,8 @@ use forebay_engine::ports::DeviceGeometry;
 use crate::address::Address;
 use crate::controller::Controller;
 use crate::device::{QueueOptions, SpdkDevice};
-use crate::driver::{ConnectOptions, Identity, QueuePair, RawNamespace};
-use crate::environment::{Environment, behind};
+use crate::driver::{ConnectOptions, Identity, QueuePair, RawNamespace, queue_pages};
+use crate::environment::{Environment, behind, free_huge_pages};
 use crate::error::{Change, Loss, OpenError, QueueError};
 use crate::fingerprint::Fingerprint;
 use crate::watch::{Lost, Observed, Still};
@@ -157,10 +157,30 @@ impl Namespace {
                 return Ok(SpdkDevice::new(queue, options));
             }
             if self.is_pci() || self.loss().is_some() || Instant::now() >= last {
-                return Err(QueueError::Refused(address()));
+                return Err(self.refused(options));
             }
             std::thread::sleep(CONNECT_PAUSE);
         }
+    }
+
+    /// Why SPDK has made no queue pair: it does not tell.
+    fn refused(&self, options: &QueueOptions) -> QueueError {
+        let address = self.address.to_string();
+        let (wanted, free) = (self.queue_pages(options), free_huge_pages());
+        // Without PCI devices SPDK may have other memory.
+        match self.is_pci() && free < wanted {
+            true => QueueError::Pages {
+                address,
+                wanted,
+                free,
+            },
+            false => QueueError::Refused(address),
+        }
+    }
+
+    /// Reserved huge pages of 2 MiB that SPDK takes for a queue pair like that, in a process that drives PCI devices.
+    pub fn queue_pages(&self, options: &QueueOptions) -> u64 {
+        queue_pages(self.transfer_bytes_max, options.depth())
     }
 
     /// Where it is.

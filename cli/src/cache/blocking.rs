@@ -1,7 +1,7 @@
 //! A device for one thread that waits: opening, formatting, tools. Any [`BlockDevice`] does.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use forebay_engine::arena::{Arena, Share};
@@ -22,6 +22,8 @@ const SPINS: u32 = 100;
 const UNREAD: u8 = 0x5e;
 /// How long it sleeps.
 const PAUSE: Duration = Duration::from_micros(50);
+/// How long a device that is lost may take to give back what it has.
+const LOST_PATIENCE: Duration = Duration::from_secs(3);
 
 /// A device, its buffers, and a thread that waits for each operation.
 #[derive(Debug)]
@@ -29,6 +31,9 @@ pub struct Blocking<D> {
     device: D,
     arena: Arena,
     under_way: usize,
+    /// It is lost and keeps operations: what it might still end is of no call any more.
+    given_up: bool,
+    patience: Duration,
 }
 
 impl Blocking<HostDevice> {
@@ -62,6 +67,8 @@ impl<D: BlockDevice> Blocking<D> {
             device: make(&mut arena)?,
             arena,
             under_way: 0,
+            given_up: false,
+            patience: LOST_PATIENCE,
         })
     }
 
@@ -75,6 +82,7 @@ impl<D: BlockDevice> Blocking<D> {
     /// # Errors
     /// The first of the device's; what `out` holds then is undefined.
     pub fn read(&mut self, offset_bytes: u64, out: &mut [u8]) -> Result<(), DeviceError> {
+        self.check()?;
         let mut outcome = Ok(());
         let (mut asked, mut ended) = (0, 0);
         while ended < asked || (outcome.is_ok() && asked < out.len()) {
@@ -92,7 +100,7 @@ impl<D: BlockDevice> Blocking<D> {
                 });
                 asked += len_bytes;
             }
-            if let DeviceEvent::Read { tag, lease, result } = self.wait() {
+            if let DeviceEvent::Read { tag, lease, result } = self.wait()? {
                 let at = tag.0 as usize;
                 ended += lease.len();
                 out[at..at + lease.len()].copy_from_slice(lease.bytes());
@@ -107,6 +115,7 @@ impl<D: BlockDevice> Blocking<D> {
     /// # Errors
     /// The device's.
     pub fn write(&mut self, offset_bytes: u64, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.check()?;
         for (chunk, at) in bytes.chunks(CHUNK_BYTES).zip((0..).step_by(CHUNK_BYTES)) {
             let mut lease = self
                 .arena
@@ -119,7 +128,7 @@ impl<D: BlockDevice> Blocking<D> {
                 offset_bytes: offset_bytes + at as u64,
                 bytes,
             });
-            if let DeviceEvent::Write { result, .. } = self.wait() {
+            if let DeviceEvent::Write { result, .. } = self.wait()? {
                 result?;
             }
         }
@@ -131,8 +140,9 @@ impl<D: BlockDevice> Blocking<D> {
     /// # Errors
     /// The device's.
     pub fn flush(&mut self) -> Result<(), DeviceError> {
+        self.check()?;
         self.submit(DeviceOp::Flush { tag: DeviceTag(0) });
-        match self.wait() {
+        match self.wait()? {
             DeviceEvent::Flush { result, .. } => result,
             _ => Ok(()),
         }
@@ -149,18 +159,35 @@ impl<D: BlockDevice> Blocking<D> {
         self.under_way += 1;
     }
 
-    fn wait(&mut self) -> DeviceEvent {
+    fn check(&self) -> Result<(), DeviceError> {
+        match self.given_up {
+            true => Err(DeviceError::Gone),
+            false => Ok(()),
+        }
+    }
+
+    /// For one that ends; not without end when the device is lost, which may keep what it has until it is closed.
+    fn wait(&mut self) -> Result<DeviceEvent, DeviceError> {
         self.device.commit();
         let mut looks = 0;
+        let mut lost_since = None;
         loop {
             if let Some(event) = self.device.poll() {
                 self.under_way -= 1;
-                return event;
+                return Ok(event);
             }
             looks += 1;
-            if looks > SPINS {
-                std::thread::sleep(PAUSE);
+            if looks <= SPINS {
+                continue;
             }
+            if lost_since.is_none() && self.device.loss().is_some() {
+                lost_since = Some(Instant::now());
+            }
+            if lost_since.is_some_and(|since| since.elapsed() >= self.patience) {
+                self.given_up = true;
+                return Err(DeviceError::Gone);
+            }
+            std::thread::sleep(PAUSE);
         }
     }
 }
@@ -254,6 +281,44 @@ mod tests {
         let mut out = [0; 4096];
         device.read(4096, &mut out).unwrap();
         assert_ne!(out, [0; 4096]);
+    }
+
+    /// Is lost, and keeps what it is given.
+    #[derive(Debug, Default)]
+    struct Keeping(Vec<DeviceOp>);
+
+    impl BlockDevice for Keeping {
+        fn geometry(&self) -> DeviceGeometry {
+            Unreaching::default().geometry()
+        }
+
+        fn submit(&mut self, op: DeviceOp) -> Result<(), Full<DeviceOp>> {
+            self.0.push(op);
+            Ok(())
+        }
+
+        fn commit(&mut self) {}
+
+        fn poll(&mut self) -> Option<DeviceEvent> {
+            None
+        }
+
+        fn loss(&self) -> Option<String> {
+            Some("lost".into())
+        }
+    }
+
+    #[test]
+    fn a_lost_device_that_keeps_all_is_given_up() {
+        let mut device = Blocking::new(|_| Ok(Keeping::default())).unwrap();
+        device.patience = Duration::from_millis(20);
+        let mut out = vec![0; 4 << 20];
+        assert_eq!(device.read(0, &mut out), Err(DeviceError::Gone));
+        let given = device.device.0.len();
+        assert_eq!(device.read(0, &mut out), Err(DeviceError::Gone));
+        assert_eq!(device.write(0, &[0; 4096]), Err(DeviceError::Gone));
+        assert_eq!(device.flush(), Err(DeviceError::Gone));
+        assert_eq!(device.device.0.len(), given, "nothing more is given to it");
     }
 
     #[test]

@@ -40,9 +40,9 @@ pub trait Disks: Send + Sync + 'static {
     /// A queue pair.
     type Device: BlockDevice + 'static;
 
-    /// Whether a device of them reaches the cores' buffers by itself.
-    fn reach_memory(&self) -> bool {
-        false
+    /// Where a device of them reaches the cores' buffers by itself: huge pages that the driver takes beside them, for one core.
+    fn driver_pages(&self) -> Option<u64> {
+        None
     }
 
     /// A core's queue pairs, one for each disk; called on the core's thread.
@@ -55,8 +55,10 @@ pub trait Disks: Send + Sync + 'static {
 impl Disks for Vec<DiskSource> {
     type Device = HostDevice;
 
-    fn reach_memory(&self) -> bool {
-        self.iter().any(|disk| disk.medium.reaches_memory())
+    fn driver_pages(&self) -> Option<u64> {
+        let reach = self.iter().any(|disk| disk.medium.reaches_memory());
+        let pages = |disk: &DiskSource| disk.medium.driver_pages(QUEUE_DEPTH);
+        reach.then(|| self.iter().map(pages).sum())
     }
 
     fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<HostDevice>>> {

@@ -24,7 +24,7 @@ use super::cores::{CorePlan, CoresArg, Machine, Poll};
 use super::disks::{DiskPlace, Disks};
 use super::medium::Buffers;
 use super::memory::{MemoryPlan, default_memory_bytes};
-use super::pages::arena_for_devices;
+use super::pages::{are_reserved, arena};
 use super::parker::{EventParker, Park};
 use super::peers::{HostMembership, HostTransport, Peers};
 use super::platform::HostPlatform;
@@ -151,6 +151,8 @@ impl<R: Reply> std::fmt::Debug for Engine<R> {
 
 /// What every core's thread shares.
 struct Shared<F, D> {
+    /// Whether the cores' buffers lie in reserved huge pages.
+    reserved: bool,
     config: EngineConfig,
     /// Nanoseconds since 1970 when the engine started.
     incarnation: u64,
@@ -174,7 +176,15 @@ impl<R: Reply> Engine<R> {
         D: Disks,
     {
         let stop = Arc::new(AtomicBool::new(false));
+        let reserved = disks.driver_pages().is_some_and(|pages| {
+            are_reserved(
+                config.cores.cores(),
+                config.memory.arena_bytes_per_core,
+                pages,
+            )
+        });
         let shared = Arc::new(Shared {
+            reserved,
             config: config.clone(),
             incarnation: incarnation(),
             stop: stop.clone(),
@@ -380,11 +390,7 @@ where
     let config = &shared.config;
     let cores = config.cores.cores();
     let arena_bytes = config.memory.arena_bytes_per_core;
-    let arena = match shared.disks.reach_memory() {
-        true => arena_for_devices(arena_bytes),
-        false => Arena::new(arena_bytes),
-    };
-    let mut arena = arena.with_context(|| {
+    let mut arena = arena(arena_bytes, shared.reserved).with_context(|| {
         format!("cannot map {arena_bytes} bytes for engine core {core}: give less --memory")
     })?;
     let seat = OriginSeat {

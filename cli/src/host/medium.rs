@@ -92,6 +92,19 @@ impl Medium {
         }
     }
 
+    /// Reserved huge pages that its driver takes for a queue pair of so many operations, where a PCI device is driven.
+    #[cfg_attr(
+        not(feature = "spdk"),
+        expect(unused_variables, reason = "the kernel takes none")
+    )]
+    pub fn driver_pages(&self, depth: usize) -> u64 {
+        match self {
+            Self::Kernel(_) => 0,
+            #[cfg(feature = "spdk")]
+            Self::Spdk(namespace) => namespace.queue_pages(&queue_options(depth, true)),
+        }
+    }
+
     /// Its file or block device; none when it is not the kernel's.
     pub fn file(&self) -> Option<&Arc<UringFile>> {
         match self {

@@ -119,6 +119,11 @@ impl Lease {
     pub fn truncate(&mut self, len: usize) {
         self.len = self.len.min(u32::try_from(len).unwrap_or(u32::MAX));
     }
+
+    /// Makes the lease as long as its buffer is again.
+    pub fn lengthen(&mut self) {
+        self.len = self.class().bytes() as u32;
+    }
 }
 
 impl Drop for Lease {

@@ -17,5 +17,5 @@ mod start;
 pub(crate) use controller::{ConnectOptions, Identity, RawController, RawNamespace, connect};
 pub(crate) use health::HealthQuery;
 pub(crate) use memory::Registration;
-pub(crate) use queue_pair::{QueuePair, Refusal, Work};
+pub(crate) use queue_pair::{QueuePair, Refusal, Work, queue_pages};
 pub(crate) use start::{StartOptions, has_iommu, start};

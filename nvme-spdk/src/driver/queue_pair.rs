@@ -51,6 +51,11 @@ fn drop_until(last: Option<(Instant, Instant)>, now: Instant) -> Instant {
 }
 /// Requests of SPDK's that a queue pair has at most.
 const REQUESTS_MAX: usize = 32 << 10;
+/// What SPDK 24.01 takes for each of them, and for each operation under way; entries of both rings.
+const REQUEST_BYTES: usize = 320;
+const TRACKER_BYTES: usize = 4096;
+const ENTRY_BYTES: usize = 64 + 16;
+const HUGE_PAGE_BYTES: u64 = 2 << 20;
 /// The largest operation of the engine.
 const OPERATION_BYTES_MAX: usize = forebay_engine::limits::CHUNK_BYTES;
 /// Sectors in one range of a discard.
@@ -354,17 +359,29 @@ fn alloc(namespace: &RawNamespace, transfer_bytes_max: u32, depth: usize) -> *mu
     let ctrlr = namespace.ctrlr();
     // SAFETY: the controller is attached; `opts` is longer than `known`, and longer than SPDK's structure.
     unsafe { ffi::spdk_nvme_ctrlr_get_default_io_qpair_opts(ctrlr, &mut opts, known) };
-    let transfer = transfer_bytes_max.max(4096) as usize;
-    // SPDK splits an operation that is larger than a transfer: one request for each part, and one for the whole.
-    let each = OPERATION_BYTES_MAX.div_ceil(transfer) + 1;
     // The ring keeps one entry free. More than the controller takes was asked for when it was attached, so this is its own
     // bound; what is beyond it, or in parts, SPDK keeps until there is room.
     opts.io_queue_size = opts.io_queue_size.min(depth as u32 + 1);
-    opts.io_queue_requests = (depth * each).clamp(opts.io_queue_size as usize, REQUESTS_MAX) as u32;
+    opts.io_queue_requests =
+        requests(transfer_bytes_max, depth).max(opts.io_queue_size as usize) as u32;
     // One doorbell for all that was submitted, rung by `process`.
     opts.delay_cmd_submit = 1;
     // SAFETY: as above; SPDK copies `opts`.
     unsafe { ffi::spdk_nvme_ctrlr_alloc_io_qpair(ctrlr, &opts, known) }
+}
+
+/// Requests for so many operations: SPDK splits one that is larger than a transfer, and wants one for each part and one for the whole.
+fn requests(transfer_bytes_max: u32, depth: usize) -> usize {
+    let transfer = transfer_bytes_max.max(4096) as usize;
+    let each = OPERATION_BYTES_MAX.div_ceil(transfer) + 1;
+    (depth * each).min(REQUESTS_MAX)
+}
+
+/// Huge pages of 2 MiB that SPDK takes for such a queue pair, with room for what its allocator wastes.
+pub(crate) fn queue_pages(transfer_bytes_max: u32, depth: usize) -> u64 {
+    let bytes = requests(transfer_bytes_max, depth) * REQUEST_BYTES
+        + (depth + 1) * (TRACKER_BYTES + ENTRY_BYTES);
+    (bytes as u64 * 9 / 8).div_ceil(HUGE_PAGE_BYTES)
 }
 
 /// As many as one command takes: a discard is a hint, and what is left of a huge one stays.
@@ -437,6 +454,18 @@ mod tests {
         );
         let later = ended + TOGETHER * 2;
         assert_eq!(drop_until(Some((first, ended)), later), later + DROP_WAIT);
+    }
+
+    #[test]
+    fn pages_of_a_queue_pair_are_for_all_of_its_requests() {
+        // 257 trackers and entries are 1 MiB, 2,304 requests 0.7 MiB.
+        assert_eq!(queue_pages(128 << 10, 256), 1);
+        assert_eq!(queue_pages(1 << 20, 8), 1);
+        // 1,025 are 4.1 MiB, 9,216 requests 2.8 MiB.
+        assert_eq!(queue_pages(128 << 10, 1024), 4);
+        // 16,640 requests are 5 MiB.
+        assert_eq!(queue_pages(16 << 10, 256), 4);
+        assert_eq!(queue_pages(0, usize::from(u16::MAX)), 153);
     }
 
     #[test]

@@ -51,6 +51,10 @@ impl Wake for Signal {
 impl Disks for SwitchedDisks {
     type Device = CountingDevice<FaultyDevice<DelayedDevice<HostDevice, MonotonicClock>>>;
 
+    fn driver_pages(&self) -> Option<u64> {
+        self.disks.driver_pages()
+    }
+
     fn seats(&self, place: &DiskPlace<'_>) -> Result<Vec<DeviceSeat<Self::Device>>> {
         let event = place.wake.as_fd().try_clone_to_owned()?;
         let waker = Waker::from(Arc::new(Signal(event)));
