@@ -20,7 +20,8 @@ help:
 	@echo "                      tcp-1m, tcp-4k, rdma-bw, rdma-4k-rtt, rdma-rate, rdma-read,"
 	@echo "                      rdma-vs-tcp, passthrough, one-fetch, join, spread, remote-share,"
 	@echo "                      engine-4k, fuse-seq, fuse-rand, small-files, epoch, cold-stream,"
-	@echo "                      ls-100k, safetensors, verify-cost, core-scaling"
+	@echo "                      ls-100k, safetensors, verify-cost, core-scaling,"
+	@echo "                      engine-overhead, spdk-tcp"
 	@echo "make figures          measure all figures; updates docs/performance.md"
 	@echo "make sim SEED=N       replay one seed of the simulator"
 	@echo "make clean            remove what was built"
@@ -31,9 +32,12 @@ demo:
 test:
 	@ci/test
 
+# Figures about SPDK take a build with it, where it is.
+SPDK = $(if $(filter engine-overhead spdk-%,$(F)),$(shell pkg-config --exists spdk_nvme spdk_env_dpdk 2>/dev/null && echo --features forebay-perf/spdk))
+
 build:
 	@ci/setup
-	cargo build --release --locked --workspace --bins
+	cargo build --release --locked --workspace --bins $(SPDK)
 
 # Builds nothing: it may run as root, and cargo should not.
 install:

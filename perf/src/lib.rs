@@ -22,6 +22,7 @@
 //! | [`load`] | readers: sequential, random, many at once |
 //! | [`disk`] | the engine's disk tier in a loop of its own; traces, a model of its policy |
 //! | [`fio`] | the yardstick for disks |
+//! | [`spdk_perf`] | the yardstick for SPDK |
 //! | [`network`] | fetches from another process, and the yardsticks for them |
 //! | [`guest`] | figures measured in a guest that has an RDMA device |
 //! | [`turns`] | two sides of a figure that take turns, and their ratio |
@@ -75,6 +76,7 @@ pub mod scenario;
 pub mod session;
 pub mod side;
 pub mod sides;
+pub mod spdk_perf;
 pub mod table;
 pub mod targets;
 pub mod turns;

@@ -87,6 +87,36 @@ impl Opening {
         Ok(driver)
     }
 
+    /// Opens, or makes, the log on a namespace by SPDK, and waits for its recovery. What else it holds is lost. Nobody sleeps: who
+    /// turns it polls.
+    ///
+    /// # Errors
+    /// What SPDK says.
+    #[cfg(feature = "spdk")]
+    pub fn open_spdk(
+        &self,
+        namespace: &Arc<forebay_nvme_spdk::Namespace>,
+    ) -> Result<Driver<forebay_nvme_spdk::SpdkDevice>> {
+        let geometry = Geometry::choose(namespace.geometry().capacity_bytes, 1)?;
+        let name = namespace.address().to_string();
+        let shared = Arc::new(DeviceShared::new(name, geometry, LOG));
+        let mut driver = Driver::new(
+            self.arena_bytes,
+            Clock::Real(Instant::now()),
+            self.config(),
+            |arena| {
+                let options = forebay_nvme_spdk::QueueOptions {
+                    depth: DEPTH,
+                    ..Default::default()
+                };
+                let device = namespace.queue_pair(&arena.mapping(), &options)?;
+                Ok((DeviceSeat { device, shared }, None))
+            },
+        )?;
+        driver.recover()?;
+        Ok(driver)
+    }
+
     fn on(
         &self,
         file: Arc<UringFile>,

@@ -7,6 +7,7 @@ mod amplification;
 mod compared;
 mod device_4k;
 mod device_seq;
+mod engine_overhead;
 mod fuse_disk;
 mod fuse_null;
 mod idle;
@@ -18,6 +19,8 @@ mod rdma;
 mod remote_share;
 mod replacement;
 mod restart;
+#[cfg(feature = "spdk")]
+mod spdk_tcp;
 mod spread;
 mod tcp;
 mod versus_foyer;
@@ -99,11 +102,15 @@ pub enum Figure {
     VerifyCost,
     /// Two cores against one.
     CoreScaling,
+    /// Instructions of a small hit, and whose they are.
+    EngineOverhead,
+    /// The disk tier over SPDK and NVMe/TCP, against SPDK's own tool.
+    SpdkTcp,
 }
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 33] = [
+    pub const ALL: [Figure; 35] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -137,6 +144,8 @@ impl Figure {
         Figure::Safetensors,
         Figure::VerifyCost,
         Figure::CoreScaling,
+        Figure::EngineOverhead,
+        Figure::SpdkTcp,
     ];
 
     /// The name on the command line and in the table.
@@ -175,6 +184,8 @@ impl Figure {
             Figure::Safetensors => "safetensors",
             Figure::VerifyCost => "verify-cost",
             Figure::CoreScaling => "core-scaling",
+            Figure::EngineOverhead => "engine-overhead",
+            Figure::SpdkTcp => "spdk-tcp",
         }
     }
 
@@ -231,6 +242,13 @@ impl Figure {
             Figure::Safetensors => compared::safetensors(run),
             Figure::VerifyCost => compared::verify_cost(run),
             Figure::CoreScaling => compared::core_scaling(run),
+            Figure::EngineOverhead => engine_overhead::measure(run),
+            #[cfg(feature = "spdk")]
+            Figure::SpdkTcp => spdk_tcp::measure(run),
+            #[cfg(not(feature = "spdk"))]
+            Figure::SpdkTcp => bail!(
+                "this forebay-perf was built without SPDK: make figure F=spdk-tcp builds with it, where pkg-config finds it"
+            ),
         }
     }
 

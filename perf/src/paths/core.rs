@@ -43,7 +43,7 @@ const DATA_BYTES: u64 = 96 * MIB;
 const HIT_BYTES: u64 = 32 * MIB;
 /// Memory of a core that reads its disk: a fraction of the data.
 const DISK_ARENA_BYTES: usize = 32 << 20;
-const CAPACITY_BYTES: u64 = 512 * MIB;
+pub(super) const CAPACITY_BYTES: u64 = 512 * MIB;
 /// Operations that a queue pair has under way.
 const QUEUE: usize = 1_024;
 /// Passes over the data until the disk has all of it.
@@ -368,7 +368,7 @@ fn memory_device(_: &Arena, geometry: Geometry) -> Result<MemoryDevice> {
     Ok(MemoryDevice::new(bytes as usize))
 }
 
-fn from_disk<D: BlockDevice + 'static>(
+pub(super) fn from_disk<D: BlockDevice + 'static>(
     block_bytes: u64,
     random: bool,
     device: impl FnOnce(&Arena, Geometry) -> Result<D>,
