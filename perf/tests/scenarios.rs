@@ -89,11 +89,11 @@ fn instructions_of_a_path_are_counted_and_come_out_the_same_again() {
     let count = || {
         let file = tempfile::NamedTempFile::new().expect("a file can be made");
         let json = file.path().to_str().expect("its name is text");
-        let output = perf(&["count", "disk-4k", "--operations", "640", "--json", json]);
+        let output = perf(&["count", "hit-4k", "--operations", "640", "--json", json]);
         assert!(output.status.success(), "{}", text(&output.stderr));
         let written = std::fs::read_to_string(file.path()).expect("it was written");
         let value: Value = serde_json::from_str(&written).expect("it is JSON");
-        let path = &value["paths"]["disk-4k"];
+        let path = &value["paths"]["hit-4k"];
         for part in ["index", "checksum", "copy", "engine"] {
             assert!(
                 path["parts"][part].as_f64().is_some_and(|each| each > 10.0),
