@@ -1,7 +1,7 @@
 //! `spdk-tcp`: reads by the engine's disk tier over SPDK's NVMe/TCP from a target on loopback, against SPDK's own tool. The target
 //! has one processor, who reads the other; both sides poll without rest.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use forebay_nvme_spdk::{Environment, Namespace, OpenOptions};
 use forebay_tests::devices::target::{SpdkTarget, obstacle};
 
@@ -25,15 +25,21 @@ const FILLING_BYTES: usize = 16 << 20;
 /// The target takes the first processor.
 const CPU: usize = 1;
 
-pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
+/// That all is there, before anything is started.
+fn check() -> Result<()> {
     spdk_perf::program()?;
     if let Some(why) = obstacle() {
-        anyhow::bail!("{why}");
+        bail!("{why}");
     }
     ensure!(
         cpus::two()? == [0, CPU],
         "this figure wants processors 0 (the target's) and 1, and those alone: taskset -c 0,1"
     );
+    Ok(())
+}
+
+pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
+    check()?;
     let target = SpdkTarget::start_with(TARGET_MIB)?;
     let transport_id = target.add("figure", CAPACITY_BYTES, 4096)?;
     let environment = Environment::start(&Default::default())?;
