@@ -805,6 +805,49 @@ fn a_huge_directory_is_listed_with_few_pages_in_memory() {
 }
 
 #[test]
+fn the_kernel_keeps_what_one_handle_read_from_start_to_end_only() {
+    let fixture = Fixture::default();
+    for n in 0..30 {
+        fixture.store.put(&format!("d/n{n:02}"), "x");
+    }
+    let number = fixture.walk("d").unwrap().attr.ino.0;
+    let open = || fixture.namespace.opendir(number).unwrap();
+    let close = |opened: OpenedDirectory| fixture.namespace.releasedir(opened.handle);
+    // Its first page comes after `.` and `..` were given.
+    let begin = |opened: &OpenedDirectory| {
+        let mut offset = 0;
+        while offset < 9 {
+            let part = fixture.readdir(opened.handle, offset, 9, false);
+            offset = part.unwrap().last().unwrap().next;
+        }
+        offset
+    };
+    // A part of it.
+    let first = open();
+    let offset = begin(&first);
+    close(first);
+    // The rest, by another one.
+    let second = open();
+    assert_eq!(second.listing, KernelListing::Anew, "a part");
+    fixture.list_from(second.handle, offset, 9, false).unwrap();
+    close(second);
+    // Two at a time.
+    let third = open();
+    assert_eq!(third.listing, KernelListing::Anew, "the end by another one");
+    let fourth = open();
+    begin(&third);
+    fixture.list_from(fourth.handle, 0, 9, false).unwrap();
+    fixture.list_from(third.handle, offset, 9, false).unwrap();
+    close(third);
+    close(fourth);
+    let fifth = open();
+    assert_eq!(fifth.listing, KernelListing::Anew, "by two in turns");
+    fixture.list_from(fifth.handle, 0, 9, false).unwrap();
+    close(fifth);
+    assert_eq!(open().listing, KernelListing::Kept);
+}
+
+#[test]
 fn the_kernel_keeps_a_listing_for_its_time_to_live() {
     let fixture = Fixture::default();
     fixture.store.put("d/f", "x");

@@ -50,7 +50,7 @@ impl<R: ReadReply> Namespace<R> {
             Some(Node::File(_)) => return Err(Errno::ENOTDIR),
             None => return Err(Errno::ESTALE),
         };
-        let at = inodes.oldest_listed(number).flatten();
+        let at = inodes.whole_listed(number);
         let listing = match at.is_some_and(|at| self.is_believed(&prefix, at)) {
             true => KernelListing::Kept,
             false => {
@@ -64,7 +64,7 @@ impl<R: ReadReply> Namespace<R> {
         inodes.opened(number);
         drop(inodes);
         let handle = self.next_directory.fetch_add(1, Ordering::Relaxed);
-        let directory = Arc::new(Directory::new(number, prefix));
+        let directory = Arc::new(Directory::new(handle, number, prefix));
         self.directories.lock().insert(handle, directory);
         Ok(OpenedDirectory { handle, listing })
     }
@@ -110,7 +110,10 @@ impl<R: ReadReply> Namespace<R> {
             // Before the kernel has it. A directory of very many entries is not kept: for each of them that it forgets the
             // origin would be asked by name, which costs more than to list it again.
             let at = Some(at).filter(|_| !after.is_not_kept);
-            self.inodes.lock().listed(directory.number, at);
+            let whole = after.is_whole;
+            self.inodes
+                .lock()
+                .listed(directory.number, directory.handle, at, whole);
         }
         for (sink, result) in after.finished {
             sink.finish(result);

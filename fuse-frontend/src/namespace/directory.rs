@@ -66,6 +66,8 @@ pub(super) struct After {
     pub(super) oldest: Option<Time>,
     /// Entries beyond [`KEPT_ENTRIES_MAX`] were given, or it was told that there are none, which is believed for less long.
     pub(super) is_not_kept: bool,
+    /// With this the handle has given all entries, one after the other, since it began at the start.
+    pub(super) is_whole: bool,
 }
 
 #[derive(Debug)]
@@ -106,10 +108,13 @@ struct State {
     /// Pages whose hidden keys were counted.
     counted: usize,
     waiting: Vec<Waiting>,
+    /// All entries before this offset were given, one after the other, since the handle began at the start.
+    given: u64,
 }
 
 /// An open directory.
 pub(super) struct Directory {
+    pub(super) handle: u64,
     pub(super) number: u64,
     pub(super) prefix: Arc<str>,
     state: Mutex<State>,
@@ -121,7 +126,7 @@ enum Outcome {
 }
 
 impl Directory {
-    pub(super) fn new(number: u64, prefix: Arc<str>) -> Self {
+    pub(super) fn new(handle: u64, number: u64, prefix: Arc<str>) -> Self {
         let first = Mark {
             first: FIRST_LISTED,
             continuation: None,
@@ -135,8 +140,10 @@ impl Directory {
             current: 0,
             counted: 0,
             waiting: Vec::new(),
+            given: 0,
         };
         Self {
+            handle,
             number,
             prefix,
             state: Mutex::new(state),
@@ -190,6 +197,7 @@ impl State {
         self.marks.truncate(1);
         self.pages.clear();
         self.current = 0;
+        self.given = 0;
     }
 
     fn serve(&mut self, waiting: Waiting, emit: &dyn Emit, after: &mut After) {
@@ -223,6 +231,12 @@ impl State {
             mut sink,
         } = waiting;
         let mut added = false;
+        let in_order = offset <= self.given;
+        let mut given = |offset: u64| {
+            if in_order {
+                self.given = self.given.max(offset);
+            }
+        };
         while offset < FIRST_LISTED {
             let name = if offset == 0 { "." } else { ".." };
             if emit.dot(&mut *sink, offset + 1, name) {
@@ -230,6 +244,7 @@ impl State {
             }
             added = true;
             offset += 1;
+            given(offset);
         }
         loop {
             // The last page that begins at or before the offset (empty pages begin together).
@@ -253,11 +268,16 @@ impl State {
                 }
                 added = true;
                 offset += 1;
+                given(offset);
             }
             match self.marks.get(number + 1) {
                 Some(next) => offset = offset.max(next.first),
-                None => return Outcome::Finished(sink),
+                None => {
+                    after.is_whole |= in_order;
+                    return Outcome::Finished(sink);
+                }
             }
+            given(offset);
         }
     }
 

@@ -63,13 +63,23 @@ struct Inode {
     handles: u32,
 }
 
+/// What the kernel may keep of a directory's listing.
+#[derive(Debug)]
+struct KeptListing {
+    /// Who gave the last of it.
+    handle: u64,
+    /// When the oldest page of it was listed; none: it is not to be shown again.
+    oldest: Option<Time>,
+    /// It is all of the directory, by that handle alone.
+    is_whole: bool,
+}
+
 /// All inodes that the kernel or a handle refers to, and the root.
 #[derive(Debug)]
 pub(super) struct InodeTable {
     inodes: HashMap<u64, Inode>,
-    /// Directories of whose listing the kernel may keep something, and when the oldest page of it was listed; none: it is
-    /// not to be shown again.
-    listed: HashMap<u64, Option<Time>>,
+    /// Directories of whose listing the kernel may keep something.
+    listed: HashMap<u64, KeptListing>,
 }
 
 impl InodeTable {
@@ -239,18 +249,36 @@ impl InodeTable {
         }
     }
 
-    /// The kernel was given a page of a directory that was listed at `at`; none: what is not to be shown again.
-    pub(super) fn listed(&mut self, number: u64, at: Option<Time>) {
-        if self.inodes.contains_key(&number) {
-            let oldest = self.listed.entry(number).or_insert(at);
-            *oldest = at.min(*oldest);
+    /// The kernel was given, by a handle, a page of a directory that was listed at `at`; none: what is not to be shown again.
+    /// Whether with it the handle has given all of the directory.
+    pub(super) fn listed(&mut self, number: u64, handle: u64, at: Option<Time>, is_whole: bool) {
+        if !self.inodes.contains_key(&number) {
+            return;
         }
+        let kept = self.listed.entry(number).or_insert(KeptListing {
+            handle,
+            oldest: at,
+            is_whole: false,
+        });
+        // The kernel puts together what handles give, by place: of two states of the directory, which have all of neither.
+        let is_mixed = kept.handle != handle && !kept.is_whole;
+        if kept.handle != handle {
+            (kept.handle, kept.is_whole) = (handle, false);
+        }
+        kept.oldest = if is_mixed { None } else { at.min(kept.oldest) };
+        kept.is_whole |= is_whole;
     }
 
     /// Whether the kernel may keep something of a directory's listing: when the oldest page of it was listed, if it may be
     /// shown again.
     pub(super) fn oldest_listed(&self, number: u64) -> Option<Option<Time>> {
-        self.listed.get(&number).copied()
+        self.listed.get(&number).map(|kept| kept.oldest)
+    }
+
+    /// When the oldest page was listed of what the kernel has of a directory, if it is all of it and may be shown again.
+    pub(super) fn whole_listed(&self, number: u64) -> Option<Time> {
+        let kept = self.listed.get(&number).filter(|kept| kept.is_whole)?;
+        kept.oldest
     }
 
     /// The kernel is told to drop what it keeps of a directory's listing. What handles that are open read may go on

@@ -12,6 +12,15 @@ use crate::interrupt;
 
 /// Names this very program, which is not built.
 pub const THIS: &str = ".";
+/// What makes git take another repository than the one where it runs (hooks set them).
+const ENVIRONMENT: [&str; 6] = [
+    "GIT_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
+    "GIT_COMMON_DIR",
+];
 const PROGRAMS: [&str; 2] = ["forebay-perf", "forebay"];
 
 /// A build of a revision.
@@ -70,7 +79,11 @@ pub fn build(revision: &str) -> Result<Build> {
 
 /// What git says to this.
 fn git(at: &Path, words: &[&OsStr]) -> Result<PathBuf> {
-    let said = Command::new("git")
+    let mut git = Command::new("git");
+    for name in ENVIRONMENT {
+        git.env_remove(name);
+    }
+    let said = git
         .arg("-C")
         .arg(at)
         .args(words)
@@ -142,8 +155,10 @@ impl Place {
             objects.as_bytes(),
         )?;
         let words = ["checkout", "--quiet", "--force", "--detach", commit];
-        let words: Vec<&OsStr> = words.iter().map(AsRef::as_ref).collect();
-        git(&tree, &words).with_context(|| format!("cannot check out {commit}"))?;
+        // By name: where `.git` is none, git would take the repository around it, and its uncommitted work would be gone.
+        let mut all: Vec<&OsStr> = vec!["--git-dir=.git".as_ref(), "--work-tree=.".as_ref()];
+        all.extend(words.iter().map(AsRef::<OsStr>::as_ref));
+        git(&tree, &all).with_context(|| format!("cannot check out {commit}"))?;
         Ok(())
     }
 

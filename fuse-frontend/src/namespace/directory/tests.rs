@@ -45,7 +45,7 @@ struct Reader {
 impl Reader {
     fn new() -> Self {
         Self {
-            directory: Directory::new(7, "".into()),
+            directory: Directory::new(1, 7, "".into()),
             emit: Plain(Mutex::new(Vec::new())),
         }
     }
@@ -169,7 +169,7 @@ fn pages_that_show_nothing_end_in_an_error_and_a_few_thousand_do_not() {
 
 #[test]
 fn a_listing_has_a_greatest_number_of_pages() {
-    let directory = Directory::new(7, "".into());
+    let directory = Directory::new(1, 7, "".into());
     let mut state = directory.state.lock();
     for number in 1..MARKS_MAX {
         state.mark_next(
