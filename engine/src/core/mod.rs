@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `read` | a read's life, from the ring to its answer |
 //! | `reader` | whom reads are for, and those that wait for room |
+//! | `hit` | reads answered from memory by a short way, and taken ahead |
 //! | `ahead` | checking pages ahead of a sequential reader, in idle turns |
 //! | `direct` | small reads answered straight from disk |
 //! | `plan` | where each missing sub-block comes from |
