@@ -44,6 +44,8 @@ use args::{Cli, Command};
 /// Runs the command line of this process. 0: done; 1: failed, with a message on standard error;
 /// 2: the command line is wrong.
 pub fn run() -> ExitCode {
+    #[cfg(feature = "spdk")]
+    forebay_nvme_spdk::end_at_bus_errors();
     let cli = Cli::parsed(std::env::args_os()).unwrap_or_else(|error| error.exit());
     // Commands that only ask print their own errors; a mount has a log.
     logging::start(match cli.command {

@@ -234,14 +234,7 @@ pub struct User {
 /// Processes with a working directory, root, open file or mapping below `path`, as far as this
 /// user may see; at most `max`.
 pub fn users_of(path: &Path, max: usize) -> Vec<User> {
-    let Ok(entries) = fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let pids = entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
-    let uses = |pid: &u32| {
-        let process = PathBuf::from(format!("/proc/{pid}"));
+    let uses = |process: &Path| {
         let below =
             |link: PathBuf| fs::read_link(link).is_ok_and(|target| target.starts_with(path));
         below(process.join("cwd"))
@@ -251,19 +244,64 @@ pub fn users_of(path: &Path, max: usize) -> Vec<User> {
                     .is_ok_and(|links| links.flatten().any(|link| below(link.path())))
             })
     };
+    users(uses, max)
+}
+
+/// Processes of which something is so, by their directory below `/proc`.
+fn users(is_so: impl Fn(&Path) -> bool, max: usize) -> Vec<User> {
+    let Ok(entries) = fs::read_dir("/proc") else {
+        return Vec::new();
+    };
+    let pids = entries
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let name = |pid: u32| {
         fs::read_to_string(format!("/proc/{pid}/comm"))
             .unwrap_or_default()
             .trim()
             .to_owned()
     };
-    pids.filter(uses)
+    pids.filter(|pid| is_so(Path::new(&format!("/proc/{pid}"))))
         .take(max)
         .map(|pid| User {
             pid,
             name: name(pid),
         })
         .collect()
+}
+
+/// Processes that have a device open, by whatever name, as far as this user may see; at most `max`.
+pub fn openers_of(node: &Path, max: usize) -> Vec<User> {
+    let Some(wanted) = which(node) else {
+        return Vec::new();
+    };
+    let opens = |process: &Path| {
+        let links = fs::read_dir(process.join("fd")).into_iter().flatten();
+        links
+            .flatten()
+            .any(|link| which(&link.path()) == Some(wanted))
+    };
+    users(opens, max)
+}
+
+/// A device's kind and number; for other files which file it is. Asks no server of a network file system, which may not answer.
+fn which(path: &Path) -> Option<(u32, u64, u64)> {
+    use rustix::fs::{AtFlags, CWD, FileType, StatxFlags, makedev, statx};
+    let wanted = StatxFlags::TYPE | StatxFlags::INO;
+    let found = statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
+    let kind = FileType::from_raw_mode(found.stx_mode.into());
+    Some(match kind {
+        FileType::BlockDevice | FileType::CharacterDevice => (
+            kind.as_raw_mode(),
+            makedev(found.stx_rdev_major, found.stx_rdev_minor),
+            0,
+        ),
+        _ => (
+            kind.as_raw_mode(),
+            makedev(found.stx_dev_major, found.stx_dev_minor),
+            found.stx_ino,
+        ),
+    })
 }
 
 /// How a mount is taken away.

@@ -98,7 +98,7 @@ impl NamespaceId {
 
 /// The right to use a namespace, among the processes of this machine. The kernel keeps a PCI device for one process anyhow; a
 /// target takes any number of hosts. By two names: its address, among those who share a network namespace; and, whatever its
-/// address, what it is called in the world, among those who share `/run/lock`.
+/// address, what it is called in the world, among those who share a directory for locks.
 #[derive(Debug)]
 pub struct NvmeLock {
     _listener: UnixListener,

@@ -18,15 +18,7 @@ pub fn run(command: &DeviceCommand) -> Result<()> {
     let sysfs = Sysfs::here();
     match command {
         DeviceCommand::List(args) => list(&sysfs, args),
-        DeviceCommand::Bind(args) => each(&sysfs, args, |controller| {
-            Ok(match binding::bind(&sysfs, controller, &args.addresses)? {
-                true => format!(
-                    "bound to {VFIO}: give it as --cache-dir pci:{}; `forebay device unbind` gives it back",
-                    controller.address
-                ),
-                false => format!("is bound to {VFIO} already"),
-            })
-        }),
+        DeviceCommand::Bind(args) => bind(&sysfs, args),
         DeviceCommand::Unbind(args) => each(&sysfs, args, |controller| {
             Ok(match binding::unbind(&sysfs, controller)? {
                 true => format!("given back to the kernel's driver `{KERNEL}`"),
@@ -34,6 +26,27 @@ pub fn run(command: &DeviceCommand) -> Result<()> {
             })
         }),
     }
+}
+
+/// All of them, or none.
+fn bind(sysfs: &Sysfs, args: &DeviceBindArgs) -> Result<()> {
+    let mut controllers: Vec<Controller> = Vec::new();
+    for address in &args.addresses {
+        if controllers.iter().all(|one| one.address != *address) {
+            controllers.push(sysfs.controller(*address)?);
+        }
+    }
+    for (controller, moved) in controllers.iter().zip(binding::bind(sysfs, &controllers)?) {
+        let address = controller.address;
+        let done = match moved {
+            true => format!(
+                "bound to {VFIO}: give it as --cache-dir pci:{address}; `forebay device unbind` gives it back"
+            ),
+            false => format!("is bound to {VFIO} already"),
+        };
+        print(&format!("{address} {done}\n"))?;
+    }
+    Ok(())
 }
 
 /// All of them, also after one that fails.

@@ -1,24 +1,66 @@
 //! From the kernel's driver to `vfio-pci`, and back.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use forebay_nvme_spdk::PciAddress;
 
 use super::controller::{Controller, KERNEL, Sysfs, VFIO};
-use super::usage::{driven_by, hold};
+use super::usage::{HeldBlocks, driven_by, hold};
 
-/// Has a controller driven by `vfio-pci`. False when it was already. `together` are all that are to be: they may share an IOMMU
-/// group.
+/// How long the kernel may take to take a controller from its driver: it waits until nobody has it, which was looked at before.
+const UNBIND_WAIT: Duration = Duration::from_secs(30);
+const UNBIND_PAUSE: Duration = Duration::from_millis(10);
+
+/// Has controllers driven by `vfio-pci`: all, or none. They may share an IOMMU group. Of each whether it was not before.
 ///
 /// # Errors
-/// Why it is left as it is, and what to do.
-pub fn bind(sysfs: &Sysfs, controller: &Controller, together: &[PciAddress]) -> Result<bool> {
+/// Why they are left as they are, and what to do; what became of those that were moved already.
+pub fn bind(sysfs: &Sysfs, controllers: &[Controller]) -> Result<Vec<bool>> {
+    let together: Vec<PciAddress> = controllers.iter().map(|one| one.address).collect();
+    // Held until all have moved.
+    let mut ready = Vec::new();
+    for controller in controllers {
+        ready.push(check(sysfs, controller, &together)?);
+    }
+    let mut moved: Vec<(Before, &Controller)> = Vec::new();
+    for (controller, held) in controllers.iter().zip(&mut ready) {
+        let Some(held) = held.take() else { continue };
+        let before = Before::of(controller);
+        let outcome = to_driver(sysfs, controller, VFIO);
+        drop(held);
+        if let Err(error) = outcome {
+            let address = controller.address;
+            let mut said = before.restore(sysfs, controller);
+            for (before, earlier) in moved.iter().rev() {
+                let restored = before.restore(sysfs, earlier);
+                said = format!(
+                    "{said}. {}, which was moved before: {restored}",
+                    earlier.address
+                );
+            }
+            return Err(error)
+                .with_context(|| format!("{address} cannot be bound to {VFIO}; {said}"));
+        }
+        moved.push((before, controller));
+    }
+    let is_moved = |one: &Controller| moved.iter().any(|(_, other)| other.address == one.address);
+    Ok(controllers.iter().map(is_moved).collect())
+}
+
+/// Whether a controller may be moved to `vfio-pci`; what is held of it until it is. None when it was moved before. `together` are all that are to be.
+fn check(
+    sysfs: &Sysfs,
+    controller: &Controller,
+    together: &[PciAddress],
+) -> Result<Option<HeldBlocks>> {
     let address = controller.address;
     if controller.driver.as_deref() == Some(VFIO) {
-        return Ok(false);
+        return Ok(None);
     }
     leave_to_others(controller, KERNEL)?;
     let held = hold(sysfs, controller).map_err(|uses| {
@@ -31,14 +73,7 @@ pub fn bind(sysfs: &Sysfs, controller: &Controller, together: &[PciAddress]) -> 
         bail!("the kernel has no driver {VFIO}: load it with `modprobe {VFIO}`, then try again");
     }
     check_iommu(sysfs, controller, together)?;
-    let before = Before::of(controller);
-    let moved = to_driver(sysfs, controller, VFIO);
-    drop(held);
-    if let Err(error) = moved {
-        let said = before.restore(sysfs, controller);
-        return Err(error).with_context(|| format!("{address} cannot be bound to {VFIO}; {said}"));
-    }
-    Ok(true)
+    Ok(Some(held))
 }
 
 /// How a controller was, to be put back when it cannot be moved.
@@ -167,8 +202,15 @@ fn to_driver(sysfs: &Sysfs, controller: &Controller, driver: &str) -> Result<()>
     // Any driver that knows it, for the kernel's own.
     let only = if driver == KERNEL { "\n" } else { driver };
     write(&dir.join("driver_override"), only)?;
-    if dir.join("driver").exists() {
-        write(&dir.join("driver/unbind"), &address)?;
+    if let Some(before) = driver_of(controller) {
+        let path = dir.join("driver/unbind");
+        if !write_within(&path, &address, UNBIND_WAIT)? {
+            let user = driven_by(controller).unwrap_or_else(|| "another process".into());
+            bail!(
+                "the kernel has not taken it from `{before}` in {} s: {user} has it. It is taken as soon as that ends, and has no driver then: give it one by this command again",
+                UNBIND_WAIT.as_secs()
+            );
+        }
     }
     write(&sysfs.0.join("bus/pci/drivers_probe"), &address)?;
     match driver_of(controller) {
@@ -178,8 +220,41 @@ fn to_driver(sysfs: &Sysfs, controller: &Controller, driver: &str) -> Result<()>
     }
 }
 
+/// Writes what the kernel may answer late, or never: whoever waits for that cannot be ended, so another process does. False when it still waits.
+fn write_within(path: &Path, text: &str, wait: Duration) -> Result<bool> {
+    let file = File::options().write(true).open(path);
+    let file = file.map_err(|error| not_written(path, &error))?;
+    let mut writer = Command::new("printf");
+    writer.args(["%s", text]).stdout(file);
+    let spawned = writer.stdin(Stdio::null()).stderr(Stdio::piped()).spawn();
+    let mut child = match spawned {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return write(path, text).map(|()| true);
+        }
+        child => child.context("cannot start `printf`")?,
+    };
+    let last = Instant::now() + wait;
+    while Instant::now() < last {
+        if let Some(status) = child.try_wait()? {
+            let mut said = String::new();
+            let stderr = child.stderr.take();
+            stderr.map(|mut stderr| stderr.read_to_string(&mut said));
+            if !status.success() {
+                bail!("cannot write to {}: {}", path.display(), said.trim());
+            }
+            return Ok(true);
+        }
+        std::thread::sleep(UNBIND_PAUSE);
+    }
+    Ok(false)
+}
+
 fn write(path: &Path, text: &str) -> Result<()> {
-    fs::write(path, text).map_err(|error| match error.kind() {
+    fs::write(path, text).map_err(|error| not_written(path, &error))
+}
+
+fn not_written(path: &Path, error: &io::Error) -> anyhow::Error {
+    match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
             anyhow::anyhow!(
                 "cannot write to {} ({error}): drivers are changed by root",
@@ -187,7 +262,7 @@ fn write(path: &Path, text: &str) -> Result<()> {
             )
         }
         _ => anyhow::anyhow!("cannot write to {}: {error}", path.display()),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -199,24 +274,28 @@ mod tests {
         sysfs.controller(address.parse().unwrap()).unwrap()
     }
 
+    fn bound(sysfs: &Sysfs, controller: &Controller) -> Result<bool> {
+        bind(sysfs, std::slice::from_ref(controller)).map(|bound| bound[0])
+    }
+
     #[test]
     fn what_is_in_use_or_not_alone_is_left_as_it_is() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = machine(root.path());
         let mut first = controller(&sysfs, "5e:00.0");
-        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
+        let error = bound(&sysfs, &first).unwrap_err().to_string();
         assert!(
             error.contains("left as it is") && error.contains("partitions"),
             "{error}"
         );
         first.blocks.clear();
-        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
+        let error = bound(&sysfs, &first).unwrap_err().to_string();
         assert!(error.contains("modprobe vfio-pci"), "{error}");
         fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
-        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
+        let error = bound(&sysfs, &first).unwrap_err().to_string();
         assert!(error.contains("0000:60:00.0 (mlx5_core)"), "{error}");
         first.group = None;
-        let error = bind(&sysfs, &first, &[]).unwrap_err().to_string();
+        let error = bound(&sysfs, &first).unwrap_err().to_string();
         assert!(
             error.contains("no IOMMU") && error.contains("intel_iommu=on"),
             "{error}"
@@ -235,7 +314,7 @@ mod tests {
         for driver in ["uio_pci_generic", "pci-stub", "xen-pciback"] {
             let mut second = controller(&sysfs, "5f:00.0");
             second.driver = Some(driver.to_owned());
-            for moved in [bind(&sysfs, &second, &[]), unbind(&sysfs, &second)] {
+            for moved in [bound(&sysfs, &second), unbind(&sysfs, &second)] {
                 let error = moved.unwrap_err().to_string();
                 assert!(
                     error.contains(driver) && error.contains("left as it is"),
@@ -250,10 +329,30 @@ mod tests {
     }
 
     #[test]
+    fn a_kernel_that_does_not_answer_is_not_waited_for_without_end() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("unbind");
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, mode).unwrap();
+        let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+        let mut options = File::options();
+        let full = std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, flags);
+        let mut full = full.read(true).write(true).open(&path).unwrap();
+        while io::Write::write(&mut full, &[0; 4096]).is_ok() {}
+        assert!(!write_within(&path, "x", Duration::from_millis(50)).unwrap());
+        while full.read(&mut [0; 4096]).is_ok_and(|bytes| bytes > 1) {}
+        assert!(write_within(&path, "x", Duration::from_secs(60)).unwrap());
+        let nowhere = write_within(&dir.path().join("no"), "x", Duration::ZERO);
+        assert!(nowhere.unwrap_err().to_string().contains("cannot write to"));
+        let full = write_within(Path::new("/dev/full"), "x", Duration::from_secs(60));
+        assert!(full.unwrap_err().to_string().contains("No space"));
+    }
+
+    #[test]
     fn nothing_is_done_twice() {
         let root = tempfile::tempdir().unwrap();
         let sysfs = machine(root.path());
-        assert!(!bind(&sysfs, &controller(&sysfs, "5f:00.0"), &[]).unwrap());
+        assert!(!bound(&sysfs, &controller(&sysfs, "5f:00.0")).unwrap());
         assert!(!unbind(&sysfs, &controller(&sysfs, "5e:00.0")).unwrap());
     }
 
@@ -264,19 +363,42 @@ mod tests {
         fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
         let mut first = controller(&sysfs, "5e:00.0");
         first.blocks.clear();
-        let neighbour = "60:00.0".parse().unwrap();
-        let error = |together: &[PciAddress]| {
-            let refused = bind(&sysfs, &first, together).unwrap_err();
-            format!("{refused:#}")
-        };
-        let alone = error(&[first.address]);
+        let alone = format!("{:#}", bound(&sysfs, &first).unwrap_err());
         assert!(alone.contains("shares its IOMMU group"), "{alone}");
+        let mut neighbour = controller(&sysfs, "5f:00.0");
+        neighbour.address = "60:00.0".parse().unwrap();
         // There is no kernel behind these files that would move it: but nothing holds it back.
-        let together = error(&[first.address, neighbour]);
+        let both = [first, neighbour];
+        let together = format!("{:#}", bind(&sysfs, &both).unwrap_err());
         assert!(
-            together.contains("cannot be bound to vfio-pci"),
+            together.contains("0000:5e:00.0 cannot be bound to vfio-pci"),
             "{together}"
         );
+    }
+
+    #[test]
+    fn nothing_is_moved_when_one_of_them_cannot_be() {
+        let root = tempfile::tempdir().unwrap();
+        let sysfs = machine(root.path());
+        fs::create_dir_all(sysfs.driver(VFIO)).unwrap();
+        let mut first = controller(&sysfs, "5e:00.0");
+        first.blocks.clear();
+        first.group = Some("9".into());
+        let mut foreign = controller(&sysfs, "5f:00.0");
+        foreign.driver = Some("xen-pciback".into());
+        let used = controller(&sysfs, "5e:00.0");
+        for (second, why) in [(foreign, "xen-pciback"), (used, "partitions")] {
+            let error = bind(&sysfs, &[first.clone(), second]).unwrap_err();
+            let said = format!("{error:#}");
+            assert!(
+                said.contains(why) && !said.contains("cannot be bound"),
+                "{said}"
+            );
+            assert!(
+                !root.path().join("bus/pci/drivers_probe").exists(),
+                "nothing was written"
+            );
+        }
     }
 
     #[test]
@@ -301,7 +423,7 @@ mod tests {
             fs::create_dir_all(root.path().join("bus/pci/drivers").join(KERNEL)).unwrap();
             let path = second.dir.join("driver_override");
             fs::write(&path, only).unwrap();
-            let error = format!("{:#}", bind(&sysfs, &second, &[]).unwrap_err());
+            let error = format!("{:#}", bound(&sysfs, &second).unwrap_err());
             assert!(error.contains("it is as it was"), "{error}");
             assert_eq!(fs::read_to_string(&path).unwrap(), kept);
         }

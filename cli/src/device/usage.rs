@@ -79,7 +79,8 @@ fn laid_out(block: &str, file: &File) -> Option<String> {
     match read_ends(file) {
         Ok(Err(found)) => found.known().map(|what| {
             format!(
-                "/dev/{block} holds {what}, though it is not active (if nobody needs that any more: `wipefs -a /dev/{block}`)"
+                "/dev/{block} holds {what}, though it is not active (if nobody needs that any more: `wipefs -a /dev/{block}`, or \
+                 `blkdiscard -f /dev/{block}` where that knows it not)"
             )
         }),
         Ok(Ok(_)) => None,
@@ -144,7 +145,7 @@ fn nodes(controller: &Controller) -> Vec<PathBuf> {
 
 /// Other processes that have a device's node open; those of other process namespaces are not seen.
 fn opened(node: &Path) -> Option<String> {
-    let mut users = mounts::users_of(node, NAMED_MAX + 1);
+    let mut users = mounts::openers_of(node, NAMED_MAX + 1);
     users.retain(|user| user.pid != std::process::id());
     let named: Vec<String> = users
         .iter()
@@ -223,7 +224,7 @@ pub fn driven_by(controller: &Controller) -> Option<String> {
     }
     let users = nodes
         .iter()
-        .flat_map(|node| mounts::users_of(node, NAMED_MAX));
+        .flat_map(|node| mounts::openers_of(node, NAMED_MAX));
     let named: Vec<String> = users
         .map(|user| format!("process {} ({})", user.pid, user.name))
         .collect();
@@ -249,9 +250,12 @@ mod tests {
         fs::write(&node, "").unwrap();
         let _own = File::open(&node).unwrap();
         assert_eq!(opened(&node), None);
+        // By another name, as in a container that has made its own.
+        let elsewhere = dir.path().join("elsewhere");
+        fs::hard_link(&node, &elsewhere).unwrap();
         let mut other = std::process::Command::new("sleep")
             .arg("600")
-            .stdin(File::open(&node).unwrap())
+            .stdin(File::open(&elsewhere).unwrap())
             .spawn()
             .unwrap();
         let said = opened(&node).unwrap_or_default();

@@ -41,7 +41,7 @@ fn reserved(files: &Files) -> Finding {
         0 => Finding::absent(
             AREA,
             OBJECT,
-            "none; buffers are in ordinary memory, also where a PCI device is driven by SPDK",
+            "none; SPDK starts for a PCI device only with some (`sysctl vm.nr_hugepages=512`)",
         ),
         total => Finding::ok(
             AREA,

@@ -83,7 +83,7 @@ impl Medium {
         }
     }
 
-    /// Whether the device reaches the buffers by itself: better in pages that never move, and only there without an IOMMU.
+    /// Whether the device reaches the buffers by itself: better in pages that stay where they are, and only there without an IOMMU.
     pub fn reaches_memory(&self) -> bool {
         match self {
             Self::Kernel(_) => false,

@@ -21,9 +21,12 @@ static TAKING: Mutex<()> = Mutex::new(());
 /// # Errors
 /// The kernel's, when there is no memory at all.
 pub fn arena_for_devices(capacity_bytes: usize) -> io::Result<Arena> {
+    arena_on(&Files::below(Path::new("/")), capacity_bytes)
+}
+
+fn arena_on(machine: &Files, capacity_bytes: usize) -> io::Result<Arena> {
     let _one = TAKING.lock().unwrap_or_else(|poison| poison.into_inner());
-    let machine = Files::below(Path::new("/"));
-    let reserved = Wanted::new(1, capacity_bytes, 0).are_free(free_pages(&machine));
+    let reserved = Wanted::new(1, capacity_bytes, 0).are_free(free_pages(machine));
     arena(capacity_bytes, reserved)
 }
 
@@ -126,9 +129,13 @@ mod tests {
 
     #[test]
     fn without_enough_of_them_buffers_are_ordinary() {
-        let here = free_pages(&Files::of_this_machine());
-        let wanted = (here + 1) * PAGE_BYTES;
-        let arena = arena_for_devices(wanted as usize).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let files = Files::below(dir.path());
+        std::fs::create_dir_all(files.path(POOL)).unwrap();
+        let free = (LEFT + 3).to_string();
+        std::fs::write(files.path(&format!("{POOL}/free_hugepages")), free).unwrap();
+        let wanted = 4 * PAGE_BYTES;
+        let arena = arena_on(&files, wanted as usize).unwrap();
         assert_eq!(arena.capacity_bytes() as u64, wanted);
         assert!(!arena.mapping().is_reserved());
     }
