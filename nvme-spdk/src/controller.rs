@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use crate::address::Address;
+use crate::disarm::IDLE_WAIT;
 use crate::driver::{ConnectOptions, HealthQuery, RawController, connect};
 use crate::error::{EnvironmentError, Loss, OpenError};
 use crate::watch::{Watch, lock};
@@ -19,7 +20,9 @@ const ADMIN_PERIOD: Duration = Duration::from_millis(20);
 /// How often a controller is asked for its health.
 const HEALTH_PERIOD: Duration = Duration::from_secs(10);
 /// How long the end of a controller's use waits until it is shut down, and who opens it again until that has happened.
-const DETACH_WAIT: Duration = Duration::from_secs(10);
+/// A drive that was switched off before may not answer
+/// a shutdown, which SPDK waits 10 s for.
+const DETACH_WAIT: Duration = Duration::from_secs(15);
 /// How often who opens it again looks.
 const DETACH_PAUSE: Duration = Duration::from_millis(20);
 
@@ -40,12 +43,13 @@ impl Controllers {
     ) -> Result<Arc<Controller>, OpenError> {
         let id = address.transport_id();
         let last = Instant::now() + DETACH_WAIT;
-        loop {
+        let others = loop {
             let mut known = lock(&self.0);
             match known.get(id) {
                 None => {
+                    let others: Vec<_> = known.values().filter_map(Weak::upgrade).collect();
                     known.insert(id.into(), Weak::new());
-                    break;
+                    break others;
                 }
                 Some(one) => match one.upgrade().map(|one| (one.watch.lost.loss(), one)) {
                     Some((None, one)) => return Ok(one),
@@ -65,8 +69,8 @@ impl Controllers {
             }
             drop(known);
             std::thread::sleep(DETACH_PAUSE);
-        }
-        let controller = Controller::attach(self, address, options)?;
+        };
+        let controller = Controller::attach(self, address, options, &others)?;
         lock(&self.0).insert(id.into(), Arc::downgrade(&controller));
         Ok(controller)
     }
@@ -79,6 +83,7 @@ pub(crate) struct Controller {
     raw: Option<Arc<RawController>>,
     pub(crate) watch: Arc<Watch>,
     transport_id: String,
+    address: String,
     /// Ends the thread; a mutex, since all cores share this.
     life: Option<Mutex<Sender<()>>>,
     /// Closed by the thread when the controller is shut down.
@@ -90,6 +95,7 @@ impl Controller {
         registry: &Arc<Controllers>,
         address: &Address,
         options: ConnectOptions,
+        others: &[Arc<Self>],
     ) -> Result<Arc<Self>, OpenError> {
         let transport_id = address.transport_id().to_owned();
         let watch = Arc::new(Watch::new(options.timeout));
@@ -101,6 +107,7 @@ impl Controller {
             registry: registry.clone(),
             transport_id: transport_id.clone(),
         };
+        unless_unplugged(address, others)?;
         let (id, watched) = (transport_id.clone(), watch.clone());
         std::thread::Builder::new()
             .name("spdk-admin".into())
@@ -122,11 +129,16 @@ impl Controller {
         let raw = answered.recv().map_err(|_| EnvironmentError::Ended)?;
         let raw = raw
             .map_err(|()| OpenError::Address(transport_id.clone()))?
-            .ok_or_else(|| OpenError::Attach(address.to_string()))?;
+            .map_or_else(
+                // It may have been pulled meanwhile.
+                || unless_unplugged(address, others).and(Err(not_attached(address))),
+                Ok,
+            )?;
         Ok(Arc::new(Self {
             raw: Some(raw),
             watch,
             transport_id,
+            address: address.to_string(),
             life: Some(Mutex::new(life)),
             detached: Mutex::new(detached),
         }))
@@ -147,6 +159,22 @@ impl Drop for Controller {
     }
 }
 
+/// While the kernel wants a PCI device back, SPDK attaches to no other, and ends what the former has under way.
+fn unless_unplugged(address: &Address, others: &[Arc<Controller>]) -> Result<(), OpenError> {
+    let unplugged = others.iter().find(|other| other.raw().is_unplugged());
+    match unplugged.filter(|_| address.pci().is_some()) {
+        Some(other) => Err(OpenError::Unplugged {
+            address: address.to_string(),
+            other: other.address.clone(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn not_attached(address: &Address) -> OpenError {
+    OpenError::Attach(address.to_string())
+}
+
 /// A controller's place among all.
 struct Entry {
     registry: Arc<Controllers>,
@@ -163,9 +191,14 @@ impl Drop for Entry {
 fn serve(raw: Arc<RawController>, watch: &Watch, lives: &Receiver<()>) {
     let mut health = HealthQuery::new();
     let mut asked: Option<Instant> = None;
+    // Since when it shall be disarmed.
+    let mut wanted: Option<Instant> = None;
     while let Err(RecvTimeoutError::Timeout) = lives.recv_timeout(ADMIN_PERIOD) {
-        if watch.wants_disarmed() && raw.disarm() {
-            watch.set_disarmed();
+        if watch.wants_disarmed() {
+            let since = wanted.get_or_insert_with(Instant::now);
+            if raw.disarm(since.elapsed() >= IDLE_WAIT) {
+                watch.set_disarmed();
+            }
         }
         if watch.lost.loss().is_some() {
             continue;

@@ -9,7 +9,10 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use crate::address::{Address, PciAddress};
 use crate::behind::{self, Behind};
 use crate::controller::{Controller, Controllers};
-use crate::driver::{ConnectOptions, Registration, StartOptions, has_iommu, start};
+use crate::driver::{
+    ConnectOptions, Registration, StartOptions, end_at_bus_errors, guard_registers, has_iommu,
+    start,
+};
 use crate::error::{EnvironmentError, MemoryError, OpenError};
 use crate::locked::locked;
 use crate::watch::lock;
@@ -50,6 +53,7 @@ impl Environment {
                 None => Ok(started.clone()),
             };
         }
+        end_at_bus_errors();
         let pci = options.pci.clone();
         // DPDK makes the thread that starts it one of its own, so it gets one that does nothing else.
         let starting = std::thread::Builder::new()
@@ -60,6 +64,9 @@ impl Environment {
             Ok(Ok(())) => {}
             Ok(Err(errno)) => return Err(EnvironmentError::Refused { errno }),
             Err(_) => return Err(EnvironmentError::Ended),
+        }
+        if !options.pci.is_empty() {
+            guard_registers();
         }
         let environment = Arc::new(Self {
             pci: options.pci.clone(),
@@ -73,15 +80,23 @@ impl Environment {
     pub(crate) fn controller(
         &self,
         address: &Address,
-        options: ConnectOptions,
+        mut options: ConnectOptions,
     ) -> Result<Arc<Controller>, OpenError> {
         if let Some(pci) = address.pci() {
             if !self.pci.contains(&pci) {
                 return Err(OpenError::NotAllowed(pci.to_string()));
             }
             behind(&pci)?;
+            options.registers_bytes = behind::registers_bytes(Path::new("/sys"), &pci);
         }
-        self.controllers.open(address, options)
+        let opened = self.controllers.open(address, options);
+        match (opened, address.pci()) {
+            (Err(OpenError::Attach(_)), Some(pci)) => Err(OpenError::AttachPci {
+                address: pci.to_string(),
+                why: behind::why_not_attached(Path::new("/sys"), &pci, &self.pci),
+            }),
+            (opened, _) => opened,
+        }
     }
 
     /// Makes an arena known to PCI devices, once for all queue pairs. `behind` tells of the device that asks.
@@ -91,7 +106,7 @@ impl Environment {
         behind: Behind,
     ) -> Result<Arc<Registration>, MemoryError> {
         let len_bytes = mapping.whole_bytes();
-        // A device without an IOMMU writes to where a page was when it was looked up; only reserved huge pages never move,
+        // A device without an IOMMU writes to where a page was when it was looked up; only reserved huge pages stay where they are,
         // and are there before they are first written. What SPDK found may be true of other devices of this machine only.
         let translated = has_iommu() && behind == Behind::Iommu;
         if !translated && !mapping.is_reserved() {

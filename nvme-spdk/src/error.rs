@@ -43,13 +43,32 @@ pub enum OpenError {
     NotAllowed(String),
     /// Nobody answers there, or it is no NVMe controller that is ours to drive.
     #[error(
-        "cannot attach to {0}: for a PCI device see that it is bound to vfio-pci and used by no other process; for a target \
-         that it listens there and knows the subsystem"
+        "cannot attach to {0}: see that the target listens there and knows the subsystem; what SPDK said is above"
     )]
     Attach(String),
+    /// SPDK cannot drive the PCI device.
+    #[error("cannot attach to PCI device {address}: {why}")]
+    AttachPci {
+        /// Where.
+        address: String,
+        /// What is likely, and what to do.
+        why: String,
+    },
+    /// Another one is being taken out.
+    #[error(
+        "cannot attach to {address} while {other}, which this process drives, is being taken out: SPDK takes none then. Try again when this process \
+         has let {other} go, at the latest by its restart"
+    )]
+    Unplugged {
+        /// Where.
+        address: String,
+        /// The one that is taken out.
+        other: String,
+    },
     /// It is not bound to the driver that gives it to programs.
     #[error(
-        "PCI device {address} {why}, and programs drive it by vfio-pci: `forebay device bind {address}` binds it"
+        "PCI device {address} {why}, and programs drive it by vfio-pci: `forebay device bind {address}` binds it (where no IOMMU stands before \
+         it, by uio_pci_generic: docs/operations.md)"
     )]
     Driver {
         /// Where.

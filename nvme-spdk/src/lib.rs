@@ -15,6 +15,7 @@
 //! | `device` | [`SpdkDevice`]: one core's queue pair, the engine's `BlockDevice` | - |
 //! | `controller` | attached controllers, and a thread for each that waits for it | - |
 //! | `environment` | [`Environment`]: SPDK, started once | - |
+//! | `disarm` | how a PCI device is made to reach memory no more | there |
 //! | `driver` | safe types over the functions of SPDK: the only unsafe code besides `ffi` | - |
 //! | `ffi` | the functions and structures of SPDK that are used, checked against its headers by `build.rs` | - |
 //!
@@ -29,6 +30,8 @@ mod behind;
 mod controller;
 #[cfg(feature = "spdk")]
 mod device;
+#[cfg_attr(not(feature = "spdk"), allow(dead_code))]
+mod disarm;
 #[cfg(feature = "spdk")]
 #[allow(unsafe_code)]
 mod driver;
@@ -61,3 +64,10 @@ pub use environment::{Environment, EnvironmentOptions};
 pub use error::{Change, EnvironmentError, Loss, MemoryError, OpenError, QueueError};
 #[cfg(feature = "spdk")]
 pub use namespace::{Namespace, OpenOptions};
+
+/// Has bus errors (SIGBUS) end the process, as they do without SPDK: its handler is there from the moment the program is loaded, and only
+/// returns. To be called at the program's start.
+#[cfg(feature = "spdk")]
+pub fn end_at_bus_errors() {
+    driver::end_at_bus_errors();
+}

@@ -79,6 +79,7 @@ impl Namespace {
     ) -> Result<Arc<Self>, OpenError> {
         let connect = ConnectOptions {
             timeout: options.timeout,
+            registers_bytes: 0,
         };
         let controller = environment.controller(address, connect)?;
         // No look at it while the controller's thread may exchange it; and it is compared from then on.

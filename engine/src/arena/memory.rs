@@ -134,7 +134,7 @@ impl Mapping {
         self.0.len
     }
 
-    /// Whether all of it lies in huge pages that the machine has reserved: they never move.
+    /// Whether all of it lies in huge pages that the machine has reserved: they move only where somebody has that done.
     pub fn is_reserved(&self) -> bool {
         self.0.reserved
     }
@@ -188,6 +188,8 @@ impl Slab {
             .map_anon()?;
         // A control group may have fewer than the machine: a page that it refuses would end the process when it is touched.
         map.advise(memmap2::Advice::PopulateWrite)?;
+        // A device without an IOMMU writes to where the pages are: a fork would make them pages of both, and move this side's.
+        map.advise(memmap2::Advice::DontFork)?;
         let slab = Arc::new(Slab {
             start: 0,
             len,

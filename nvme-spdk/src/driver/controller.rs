@@ -5,6 +5,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::bus_error::{Guard, while_attaching, whole_pages};
+use crate::disarm;
 use crate::error::Loss;
 use crate::ffi;
 use crate::fingerprint::Fingerprint;
@@ -16,12 +18,8 @@ const QUEUE_SIZE_MAX: u32 = 2_048;
 const CONNECT_US_MAX: u64 = 10_000_000;
 /// Where a PCI device's command register is, in its configuration.
 const PCI_COMMAND: u32 = 4;
-/// Its bit that lets the device reach memory.
-const BUS_MASTER: u16 = 1 << 2;
-/// The bit of a controller's configuration that has it work.
-const ENABLE: u32 = 1;
-/// The bit of its status that says that it does.
-const READY: u32 = 1;
+/// What registers read as that cannot be read.
+const ONES: u32 = u32::MAX;
 /// Namespaces that are looked at when a wrong one was asked for.
 const NAMESPACES_SHOWN: usize = 64;
 
@@ -30,6 +28,8 @@ const NAMESPACES_SHOWN: usize = 64;
 pub(crate) struct ConnectOptions {
     /// A command that takes longer means that the controller hangs.
     pub(crate) timeout: Duration,
+    /// Bytes of a PCI device's registers, doorbells among them.
+    pub(crate) registers_bytes: usize,
 }
 
 /// An attached controller. Belongs to the thread that attached it, which polls its admin queue and detaches it; others make and
@@ -39,6 +39,8 @@ pub(crate) struct RawController {
     ctrlr: NonNull<ffi::Ctrlr>,
     /// What SPDK's timeout callback points to.
     watch: Arc<Watch>,
+    /// Of a PCI device. It goes when this is detached.
+    _guard: Option<Guard>,
 }
 
 // SAFETY: SPDK guards what several threads do with a controller by a lock of the controller (making and freeing queue pairs,
@@ -82,16 +84,27 @@ pub(crate) fn connect(
     opts.io_queue_size = QUEUE_SIZE_MAX;
     opts.fabrics_connect_timeout_us = CONNECT_US_MAX;
     // SAFETY: both structures were filled by SPDK, and live until the call has returned.
-    let ctrlr = unsafe { ffi::spdk_nvme_connect(&trid, &opts, known) };
+    let ctrlr = while_attaching(|| unsafe { ffi::spdk_nvme_connect(&trid, &opts, known) });
     let Some(ctrlr) = NonNull::new(ctrlr) else {
         return Ok(None);
     };
     let controller = RawController {
         ctrlr,
         watch: watch.clone(),
+        _guard: guard(ctrlr, options.registers_bytes),
     };
     controller.watch_for(options.timeout);
     Ok(Some(controller))
+}
+
+/// Keeps bus errors at a PCI device's registers from ending the process.
+fn guard(ctrlr: NonNull<ffi::Ctrlr>, registers_bytes: usize) -> Option<Guard> {
+    // SAFETY: the controller is attached; null for what is no PCI device.
+    let registers = unsafe { ffi::spdk_nvme_ctrlr_get_registers(ctrlr.as_ptr()) } as usize;
+    let range = registers..registers.checked_add(whole_pages(registers_bytes))?;
+    // SAFETY: SPDK has mapped the device's first range, where its registers begin, until it is detached, which the guard outlives by no access;
+    // nobody but SPDK and this module accesses it, as registers.
+    (registers != 0).then(|| unsafe { Guard::new(range) })?
 }
 
 fn controller_opts() -> ffi::CtrlrOpts {
@@ -132,7 +145,7 @@ impl RawController {
     }
 
     /// Whether the kernel wants a PCI device back, because it is taken out.
-    fn is_unplugged(&self) -> bool {
+    pub(crate) fn is_unplugged(&self) -> bool {
         // SAFETY: the controller is attached; null for what is no PCI device.
         let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(self.ctrlr.as_ptr()) };
         // SAFETY: SPDK's device of an attached controller, which is there until that is detached.
@@ -141,8 +154,9 @@ impl RawController {
 
     /// A step towards a PCI device that reaches memory no more: it is switched off, and its right to reach memory by itself is taken, for as
     /// long as it is attached. Every command of it fails from then on. True when both were seen: whatever it was given, it reads
-    /// and writes nothing any more. Never waits: ask again. Only by the thread that attached it.
-    pub(crate) fn disarm(&self) -> bool {
+    /// and writes nothing any more. Never waits: ask again, and say whether it has had [`disarm::IDLE_WAIT`]. Only by the thread that
+    /// attached it.
+    pub(crate) fn disarm(&self, overdue: bool) -> bool {
         let ctrlr = self.ctrlr.as_ptr();
         // SAFETY: the controller is attached; null for what is no PCI device.
         let device = unsafe { ffi::spdk_nvme_ctrlr_get_pci_device(ctrlr) };
@@ -153,7 +167,12 @@ impl RawController {
         }
         // SAFETY: as above. Each poll of it ends with an error from now on: nothing would ever be answered, and SPDK submits nothing.
         unsafe { ffi::spdk_nvme_ctrlr_fail(ctrlr) };
-        is_switched_off(registers) && has_lost_the_bus(device)
+        let attached = Attached {
+            ctrlr,
+            device,
+            registers,
+        };
+        disarm::step(&attached, overdue)
     }
 
     /// Shuts it down and gives it back, which may take seconds. No queue pair of it is left: each holds a share of what
@@ -225,40 +244,42 @@ impl RawController {
     }
 }
 
-/// Clears a controller's enable bit; whether it has said that it is idle since. The specification: it has deleted its queues then, and
-/// what it was doing has ended.
-fn is_switched_off(registers: *mut ffi::Registers) -> bool {
-    // SAFETY: a place within the registers of an attached controller, which SPDK has mapped; aligned as declared.
-    let configuration = unsafe { &raw mut (*registers).cc };
-    // SAFETY: as above.
-    let now = unsafe { configuration.read_volatile() };
-    // A device that is not there reads as ones.
-    if now == u32::MAX {
-        return false;
-    }
-    if now & ENABLE != 0 {
-        // SAFETY: as above. SPDK writes this register only within calls of the thread that this is.
-        unsafe { configuration.write_volatile(now & !ENABLE) };
-    }
-    // SAFETY: as above.
-    let status = unsafe { &raw const (*registers).csts };
-    // SAFETY: as above.
-    unsafe { status.read_volatile() & READY == 0 }
+/// The parts of an attached PCI controller that [`disarm`] reads and writes, on the thread that attached it.
+struct Attached {
+    ctrlr: *mut ffi::Ctrlr,
+    device: *mut ffi::PciDevice,
+    registers: *mut ffi::Registers,
 }
 
-/// Takes a device's right to begin transfers; whether that was seen. The answer to the last read comes behind all that it has written before.
-fn has_lost_the_bus(device: *mut ffi::PciDevice) -> bool {
-    let read = || {
+impl disarm::Registers for Attached {
+    fn command(&self) -> Option<u16> {
         let mut value = 0;
         // SAFETY: SPDK's device of an attached controller; the register is two bytes, as `value` is.
-        let failed = unsafe { ffi::spdk_pci_device_cfg_read16(device, &mut value, PCI_COMMAND) };
+        let failed =
+            unsafe { ffi::spdk_pci_device_cfg_read16(self.device, &mut value, PCI_COMMAND) };
         (failed == 0 && value != u16::MAX).then_some(value)
-    };
-    let Some(command) = read() else { return false };
-    // SAFETY: as above. Nothing else in this process writes that register while the device is attached.
-    let failed =
-        unsafe { ffi::spdk_pci_device_cfg_write16(device, command & !BUS_MASTER, PCI_COMMAND) };
-    failed == 0 && read().is_some_and(|now| now & BUS_MASTER == 0)
+    }
+
+    fn set_command(&self, value: u16) -> bool {
+        // SAFETY: as above. Nothing else in this process writes that register while the device is attached.
+        unsafe { ffi::spdk_pci_device_cfg_write16(self.device, value, PCI_COMMAND) == 0 }
+    }
+
+    fn configuration(&self) -> Option<u32> {
+        // SAFETY: the controller is attached.
+        Some(unsafe { ffi::spdk_nvme_ctrlr_get_regs_cc(self.ctrlr) }).filter(|now| *now != ONES)
+    }
+
+    fn set_configuration(&self, value: u32) {
+        // SAFETY: a place within the registers of an attached controller, which SPDK has mapped, or what was put there when they went away;
+        // aligned as declared. SPDK writes this register only within calls of the thread that this is.
+        unsafe { (&raw mut (*self.registers).cc).write_volatile(value) };
+    }
+
+    fn status(&self) -> Option<u32> {
+        // SAFETY: as above.
+        Some(unsafe { ffi::spdk_nvme_ctrlr_get_regs_csts(self.ctrlr) }).filter(|now| *now != ONES)
+    }
 }
 
 /// What SPDK calls when a command has taken too long: within a poll of that queue pair's owner, or, for the admin queue, of
@@ -272,6 +293,8 @@ unsafe extern "C" fn timed_out(
     // SAFETY: `arg` is the controller's `Watch`, see `watch_for`.
     let watch = unsafe { &*arg.cast::<Watch>() };
     watch.lost.lose(Loss::TimedOut(watch.timeout()));
+    // Also one that was lost before for another reason: what it has would never come back.
+    watch.want_disarmed();
     // SAFETY: SPDK gives its own controller. From now on each poll of it ends with an error, also the one that SPDK itself
     // would wait for without end when a queue pair is deleted. It may be called within a callback: it sets a state.
     unsafe { ffi::spdk_nvme_ctrlr_fail(ctrlr) };

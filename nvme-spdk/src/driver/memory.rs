@@ -12,7 +12,7 @@ use crate::ffi;
 pub(crate) struct Registration {
     range: Range<usize>,
     /// Keeps the memory mapped.
-    _mapping: Mapping,
+    mapping: Mapping,
 }
 
 impl Registration {
@@ -35,7 +35,7 @@ impl Registration {
         match unsafe { ffi::spdk_mem_register(start.cast(), len_bytes) } {
             0 => Ok(Self {
                 range: start as usize..start as usize + len_bytes,
-                _mapping: mapping,
+                mapping,
             }),
             errno => {
                 // SPDK does not undo its first steps when a later one fails: what it still knows must not become other memory.
@@ -55,6 +55,10 @@ impl Drop for Registration {
         let start = self.range.start as *mut std::ffi::c_void;
         // SAFETY: registered by `new` with just this range, and no queue pair is left that could reach it: each holds a
         // share of this.
-        unsafe { ffi::spdk_mem_unregister(start, self.range.len()) };
+        let undone = unsafe { ffi::spdk_mem_unregister(start, self.range.len()) };
+        if undone != 0 {
+            // Devices may still be able to reach it: it must not become other memory.
+            std::mem::forget(self.mapping.clone());
+        }
     }
 }

@@ -2,14 +2,16 @@
 //!
 //! What the device may read or write belongs to a [`Work`], and those leave [`QueuePair`] in three ways only: with the
 //! completion that ends them ([`QueuePair::next`]), at once when SPDK did not take them ([`QueuePair::submit`]), or never: a
-//! PCI device that hangs may still reach its buffers, so they come back only when it was seen to reach memory no more
-//! (`RawController::disarm`, by the controller's thread), and are leaked otherwise.
+//! PCI device that hangs, or is taken out, may still reach its buffers, so they come back only when it was seen to reach memory no more
+//! (`RawController::disarm`, by the controller's thread), and are leaked otherwise. SPDK ends commands of a device that the kernel
+//! wants back while that still works: what it says of them counts only then, too.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::thread::LocalKey;
 use std::time::{Duration, Instant};
 
 use forebay_engine::arena::{Frozen, Lease};
@@ -28,6 +30,8 @@ use crate::watch::Watch;
 const DROP_WAIT: Duration = Duration::from_secs(5);
 /// How long they wait then for a PCI device to reach memory no more.
 const DISARM_WAIT: Duration = Duration::from_secs(2);
+/// What one that is dropped later still has of that: some looks of its controller's thread.
+const DISARM_WAIT_MIN: Duration = Duration::from_millis(100);
 /// How often they look.
 const DISARM_PAUSE: Duration = Duration::from_millis(1);
 /// What one that is dropped later still has.
@@ -35,20 +39,35 @@ const DROP_WAIT_MIN: Duration = Duration::from_millis(20);
 /// Queue pairs that are dropped within so long of each other are dropped together.
 const TOGETHER: Duration = Duration::from_secs(1);
 
+/// Until when the last one of this thread might wait, and when it had.
+type Last = Cell<Option<(Instant, Instant)>>;
+
 thread_local! {
-    /// Until when the last one that was dropped here might wait, and when it had.
-    static LAST_DROP: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
+    /// For what is under way.
+    static LAST_DROP: Last = const { Cell::new(None) };
+    /// For a device to be disarmed.
+    static LAST_DISARM: Last = const { Cell::new(None) };
 }
 
-/// Until when one that is dropped at `now` waits.
-fn drop_until(last: Option<(Instant, Instant)>, now: Instant) -> Instant {
+fn together(last: &'static LocalKey<Last>, wait: Duration, least: Duration) -> Instant {
+    wait_until(last.get(), Instant::now(), wait, least)
+}
+
+/// Until when one waits that begins to at `now`.
+fn wait_until(
+    last: Option<(Instant, Instant)>,
+    now: Instant,
+    wait: Duration,
+    least: Duration,
+) -> Instant {
     match last {
         Some((until, ended)) if now.saturating_duration_since(ended) <= TOGETHER => {
-            until.max(now + DROP_WAIT_MIN)
+            until.max(now + least)
         }
-        _ => now + DROP_WAIT,
+        _ => now + wait,
     }
 }
+
 /// Requests of SPDK's that a queue pair has at most.
 const REQUESTS_MAX: usize = 32 << 10;
 /// What SPDK 24.01 takes for each of them, and for each operation under way; entries of both rings.
@@ -297,6 +316,7 @@ impl QueuePair {
                 unsafe { ffi::spdk_nvme_ctrlr_disconnect_io_qpair(qpair.as_ptr()) };
             }
             true if self.watch().is_disarmed() => self.free(),
+            true if !self.slots.is_empty() => self.watch().want_disarmed(),
             _ => {}
         }
         self.ended.get_or_insert(found);
@@ -312,10 +332,11 @@ impl QueuePair {
         let watch = self.watch();
         watch.lost.lose(Loss::TimedOut(DROP_WAIT));
         watch.want_disarmed();
-        let until = Instant::now() + DISARM_WAIT;
+        let until = together(&LAST_DISARM, DISARM_WAIT, DISARM_WAIT_MIN);
         while !watch.is_disarmed() && Instant::now() < until {
             std::thread::sleep(DISARM_PAUSE);
         }
+        LAST_DISARM.set(Some((until, Instant::now())));
         watch.is_disarmed()
     }
 
@@ -330,6 +351,10 @@ impl QueuePair {
 
     /// An operation that ended, and how.
     pub(crate) fn next(&mut self) -> Option<(Work, Status)> {
+        let is_disarmed = || !self.namespace.is_pci() || self.watch().is_disarmed();
+        if self.ended.is_some() && !is_disarmed() {
+            return None;
+        }
         while let Some((index, status)) = self.completions.pop() {
             if let Some(work) = self.slots.try_remove(index as usize) {
                 return Some((work, Status(status)));
@@ -402,7 +427,7 @@ fn ranges(first: u64, sectors: u64) -> Vec<ffi::DsmRange> {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        let until = drop_until(LAST_DROP.get(), Instant::now());
+        let until = together(&LAST_DROP, DROP_WAIT, DROP_WAIT_MIN);
         while !self.slots.is_empty() && Instant::now() < until && self.process() {
             while self.next().is_some() {}
             std::hint::spin_loop();
@@ -445,6 +470,7 @@ mod tests {
     #[test]
     fn those_dropped_together_wait_together() {
         let start = Instant::now();
+        let drop_until = |last, now| wait_until(last, now, DROP_WAIT, DROP_WAIT_MIN);
         let first = drop_until(None, start);
         assert_eq!(first, start + DROP_WAIT);
         let ended = first;

@@ -218,6 +218,14 @@ pub const FUNCTIONS: &[(&str, &str)] = &[
         "volatile struct spdk_nvme_registers *(struct spdk_nvme_ctrlr *)",
     ),
     (
+        "spdk_nvme_ctrlr_get_regs_cc",
+        "union spdk_nvme_cc_register(struct spdk_nvme_ctrlr *)",
+    ),
+    (
+        "spdk_nvme_ctrlr_get_regs_csts",
+        "union spdk_nvme_csts_register(struct spdk_nvme_ctrlr *)",
+    ),
+    (
         "spdk_pci_device_cfg_read16",
         "int(struct spdk_pci_device *, uint16_t *, uint32_t)",
     ),

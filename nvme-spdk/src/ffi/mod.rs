@@ -80,6 +80,8 @@ unsafe extern "C" {
     pub fn spdk_nvme_ctrlr_get_pci_device(ctrlr: *mut Ctrlr) -> *mut PciDevice;
     pub fn spdk_pci_device_is_removed(device: *mut PciDevice) -> u8;
     pub fn spdk_nvme_ctrlr_get_registers(ctrlr: *mut Ctrlr) -> *mut Registers;
+    pub fn spdk_nvme_ctrlr_get_regs_cc(ctrlr: *mut Ctrlr) -> u32;
+    pub fn spdk_nvme_ctrlr_get_regs_csts(ctrlr: *mut Ctrlr) -> u32;
     pub fn spdk_pci_device_cfg_read16(
         device: *mut PciDevice,
         value: *mut u16,

@@ -9,6 +9,8 @@ use forebay_nvme_spdk::{Environment, Namespace, OpenError, OpenOptions, QueueOpt
 use forebay_tests::devices::target::{SpdkTarget, obstacle};
 
 pub const MIB: u64 = 1 << 20;
+/// What buffers hold before they are read into.
+const UNREAD: u8 = 0xe7;
 pub const CAPACITY_BYTES: u64 = 8 * MIB;
 /// Real time that anything may take.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -50,13 +52,21 @@ pub struct Bench {
 
 impl Bench {
     pub fn new(namespace: &Arc<Namespace>) -> Self {
-        let arena = Arena::new(16 << 20).unwrap();
+        Self::on(namespace, Arena::new(16 << 20).unwrap())
+    }
+
+    pub fn on(namespace: &Arc<Namespace>, arena: Arena) -> Self {
         let device = namespace.queue_pair(&arena.mapping(), &QueueOptions::default());
         Self {
             device: device.expect("a queue pair"),
             arena,
             tags: 0,
         }
+    }
+
+    /// How many operations were begun.
+    pub fn begun(&self) -> u64 {
+        self.tags
     }
 
     fn tag(&mut self) -> DeviceTag {
@@ -81,10 +91,13 @@ impl Bench {
     }
 
     pub fn begin_read(&mut self, offset_bytes: u64, len_bytes: usize) {
+        let mut lease = self.arena.lease(len_bytes, Share::Demand).unwrap();
+        // What is there from before must not pass for what was read.
+        lease.bytes_mut().fill(UNREAD);
         let op = DeviceOp::Read {
             tag: self.tag(),
             offset_bytes,
-            lease: self.arena.lease(len_bytes, Share::Demand).unwrap(),
+            lease,
         };
         self.begin(op);
     }
@@ -98,16 +111,21 @@ impl Bench {
 
     /// How the next operation ended.
     pub fn wait(&mut self) -> Result<Vec<u8>, DeviceError> {
+        self.wait_tagged().1
+    }
+
+    /// The same, with the number of the operation: they count from 1.
+    pub fn wait_tagged(&mut self) -> (u64, Result<Vec<u8>, DeviceError>) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(event) = self.device.poll() {
                 return match event {
-                    DeviceEvent::Read { lease, result, .. } => {
-                        result.map(|()| lease.bytes().to_vec())
+                    DeviceEvent::Read { tag, lease, result } => {
+                        (tag.0, result.map(|()| lease.bytes().to_vec()))
                     }
-                    DeviceEvent::Write { result, .. }
-                    | DeviceEvent::Flush { result, .. }
-                    | DeviceEvent::Discard { result, .. } => result.map(|()| Vec::new()),
+                    DeviceEvent::Write { tag, result, .. }
+                    | DeviceEvent::Flush { tag, result }
+                    | DeviceEvent::Discard { tag, result } => (tag.0, result.map(|()| Vec::new())),
                 };
             }
             assert!(Instant::now() < deadline, "nothing ends");

@@ -94,6 +94,13 @@ fn members_on_a_target_serve_every_byte_and_outlive_it() {
         device.contains("TCP") && device.contains("serial"),
         "{held}"
     );
+    // A bus error ends it, though SPDK would rather not.
+    let pid = cluster.json("serve:g/a")["pid"].to_string();
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let caught = u64::from_str_radix(caught.unwrap().trim(), 16).unwrap();
+    const SIGBUS: u32 = 7;
+    assert_eq!(caught & (1 << (SIGBUS - 1)), 0, "{caught:#x}");
     let text = cluster.place.run(&["status", "serve:g/a"]).ok().text();
     assert!(text.contains(device) && text.contains(&there[0]), "{text}");
 

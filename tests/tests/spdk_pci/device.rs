@@ -66,8 +66,48 @@ impl Taken {
         Some(Self { address })
     }
 
+    /// The one that no IOMMU stands before, given to `uio_pci_generic` as docs/operations.md says; or none, loudly.
+    pub fn bare() -> Option<Self> {
+        let serial = serial("FOREBAY_BARE_NVME")?;
+        huge_pages(2 * HUGE_PAGES);
+        let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
+        let all = all.as_array().unwrap();
+        // A test before this one may have died with it.
+        let mine =
+            |row: &&Value| row["serial"] == serial.as_str() || row["driver"] == "uio_pci_generic";
+        let row = all.iter().find(mine).expect("the controller");
+        assert!(row["iommu_group"].is_null(), "{row}");
+        let taken = Self {
+            address: row["address"].as_str().unwrap().to_owned(),
+        };
+        if row["driver"] != "uio_pci_generic" {
+            taken.give_to("uio_pci_generic");
+        }
+        Some(taken)
+    }
+
+    /// The one whose serial number is this, which the kernel has.
+    pub fn other(serial: &str) -> Self {
+        let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
+        let all = all.as_array().unwrap();
+        let row = all.iter().find(|row| row["serial"] == serial).unwrap();
+        let address = row["address"].as_str().unwrap().to_owned();
+        wipe(
+            row["namespaces"][0]["name"]
+                .as_str()
+                .expect("its namespace"),
+        );
+        forebay(&["device", "bind", &address]);
+        Self { address }
+    }
+
+    /// Back to the kernel.
+    pub fn give_back(&self) {
+        forebay(&["device", "unbind", &self.address]);
+    }
+
     /// Has a driver take it from the one that has it.
-    fn give_to(&self, driver: &str) {
+    pub fn give_to(&self, driver: &str) {
         let dir = Path::new("/sys/bus/pci/devices").join(&self.address);
         fs::write(dir.join("driver_override"), driver).unwrap();
         fs::write(dir.join("driver/unbind"), &self.address).unwrap();
@@ -77,8 +117,21 @@ impl Taken {
         fs::write(dir.join("driver_override"), "\n").unwrap();
     }
 
-    fn open(&self, options: &OpenOptions) -> Arc<Namespace> {
-        let address: forebay_nvme_spdk::Address = format!("pci:{}", self.address).parse().unwrap();
+    /// What its PCI command register says.
+    pub fn may_reach_memory(&self) -> bool {
+        let path = format!("/sys/bus/pci/devices/{}/config", self.address);
+        let mut command = [0; 2];
+        let config = fs::File::open(path).unwrap();
+        config.read_exact_at(&mut command, 4).unwrap();
+        u16::from_le_bytes(command) & (1 << 2) != 0
+    }
+
+    pub fn nvme(&self) -> forebay_nvme_spdk::Address {
+        format!("pci:{}", self.address).parse().unwrap()
+    }
+
+    pub fn open(&self, options: &OpenOptions) -> Arc<Namespace> {
+        let address = self.nvme();
         let pci = vec![address.pci().unwrap()];
         let environment = Environment::start(&EnvironmentOptions { pci }).unwrap();
         Namespace::open(&environment, &address, options).unwrap()
@@ -325,6 +378,7 @@ fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
     }
     assert_eq!(namespace.loss(), Some(Loss::TimedOut(options.timeout)));
     bench.assert_nothing_lent();
+    assert!(!taken.may_reach_memory(), "and not only its word for it");
     // What it reads when it goes on would be somewhere in these.
     let mut mine = Vec::new();
     while let Ok(mut lease) = bench.arena.lease(MIB as usize, Share::Demand) {
@@ -351,22 +405,7 @@ fn a_controller_that_hangs_gives_its_buffers_back_and_reaches_them_no_more() {
 /// Where no IOMMU stands before a device, buffers must be in reserved huge pages; then it works as any.
 #[test]
 fn a_device_without_an_iommu_reaches_reserved_huge_pages_alone() {
-    let Some(serial) = serial("FOREBAY_BARE_NVME") else {
-        return;
-    };
-    huge_pages(2 * HUGE_PAGES);
-    let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
-    let all = all.as_array().unwrap();
-    let row = all
-        .iter()
-        .find(|row| row["serial"] == serial.as_str())
-        .unwrap();
-    assert!(row["iommu_group"].is_null(), "{row}");
-    let taken = Taken {
-        address: row["address"].as_str().unwrap().to_owned(),
-    };
-    // As docs/operations.md says.
-    taken.give_to("uio_pci_generic");
+    let Some(taken) = Taken::bare() else { return };
     let namespace = taken.open_part();
     let options = QueueOptions::default();
     let ordinary = Arena::new(16 << 20).unwrap();
@@ -396,6 +435,21 @@ fn a_device_without_an_iommu_reaches_reserved_huge_pages_alone() {
     taken.give_to("nvme");
 }
 
+/// What the kernel says of the memory at an address.
+fn memory_flags(address: usize) -> Vec<String> {
+    let maps = fs::read_to_string("/proc/self/smaps").unwrap();
+    let begins = format!("{address:x}-");
+    let lines = maps.lines().skip_while(|line| !line.starts_with(&begins));
+    let flags = lines
+        .filter_map(|line| line.strip_prefix("VmFlags:"))
+        .next();
+    flags
+        .expect("it is mapped")
+        .split_whitespace()
+        .map(str::to_owned)
+        .collect()
+}
+
 /// With an IOMMU, too, buffers are there where there is room for them.
 #[test]
 fn buffers_are_in_reserved_huge_pages_where_enough_are_free() {
@@ -405,6 +459,11 @@ fn buffers_are_in_reserved_huge_pages_where_enough_are_free() {
     let namespace = taken.open_part();
     let mut arena = arena_for_devices(16 << 20).unwrap();
     assert!(arena.mapping().is_reserved());
+    let flags = memory_flags(arena.mapping().as_ptr().addr());
+    assert!(
+        flags.contains(&"ht".into()) && flags.contains(&"dc".into()),
+        "a fork would move them: {flags:?}"
+    );
     let mut device = namespace
         .queue_pair(&arena.mapping(), &QueueOptions::default())
         .unwrap();

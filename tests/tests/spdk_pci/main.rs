@@ -28,6 +28,8 @@ mod pair;
 #[cfg(feature = "spdk")]
 mod removal;
 #[cfg(feature = "spdk")]
+mod reset;
+#[cfg(feature = "spdk")]
 #[path = "../spdk/rig.rs"]
 mod rig;
 #[cfg(feature = "spdk")]

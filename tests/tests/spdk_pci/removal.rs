@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use forebay_engine::ports::DeviceError;
-use forebay_nvme_spdk::Loss;
+use forebay_nvme_spdk::{
+    Address, Environment, EnvironmentOptions, Loss, Namespace, OpenError, OpenOptions,
+};
 
 use crate::bench::{Bench, MIB, PATIENCE};
 use crate::device::Taken;
@@ -20,6 +22,10 @@ fn a_device_pulled_under_load_ends_every_operation() {
         );
         return;
     };
+    let other = Taken::other("forebay");
+    let both = [&taken, &other].map(|one| one.nvme());
+    let pci = both.iter().filter_map(Address::pci).collect();
+    let environment = Environment::start(&EnvironmentOptions { pci }).unwrap();
     let namespace = taken.open_part();
     let mut bench = Bench::new(&namespace);
     bench.write(0, 7, MIB as usize).unwrap();
@@ -41,6 +47,14 @@ fn a_device_pulled_under_load_ends_every_operation() {
     }
     assert_eq!(namespace.loss(), Some(Loss::Removed));
     assert_eq!(bench.write(0, 1, 4096), Err(DeviceError::Gone));
+    // Reads that are under way would end by SPDK's word for it.
+    let refused = Namespace::open(&environment, &both[1], &OpenOptions::default());
+    let error = refused.unwrap_err();
+    let said = error.to_string();
+    assert!(
+        matches!(error, OpenError::Unplugged { .. }) && said.contains(&taken.address),
+        "{said}"
+    );
     bench.assert_nothing_lent();
     drop(bench);
     drop(namespace);
@@ -50,4 +64,7 @@ fn a_device_pulled_under_load_ends_every_operation() {
         assert!(Instant::now() < deadline, "it is not let go");
         std::thread::sleep(Duration::from_millis(20));
     }
+    // Then the other one is attached like any.
+    drop(Namespace::open(&environment, &both[1], &OpenOptions::default()).unwrap());
+    other.give_back();
 }

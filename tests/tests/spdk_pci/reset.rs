@@ -1,0 +1,113 @@
+//! A device that somebody else resets, or takes away, while it is driven.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use forebay_cli::host::arena_for_devices;
+use forebay_engine::ports::{BlockDevice, DeviceError};
+use forebay_nvme_spdk::{Loss, OpenOptions};
+
+use crate::bench::{Bench, CAPACITY_BYTES, MIB, PATIENCE};
+use crate::device::Taken;
+
+const BLOCKS: u64 = 8;
+const BLOCK_BYTES: usize = 128 << 10;
+
+fn options() -> OpenOptions {
+    OpenOptions {
+        capacity_bytes: Some(CAPACITY_BYTES),
+        timeout: Duration::from_secs(3),
+        ..OpenOptions::default()
+    }
+}
+
+fn byte(block: u64) -> u8 {
+    block as u8 + 1
+}
+
+/// Reads of all blocks, begun together; those that end well bring what was written there.
+fn read_all(bench: &mut Bench) -> Vec<Result<(), DeviceError>> {
+    let before = bench.begun();
+    for block in 0..BLOCKS {
+        bench.begin_read(block * MIB, BLOCK_BYTES);
+    }
+    let end = |_| {
+        let (tag, end) = bench.wait_tagged();
+        let expected = byte(tag - before - 1);
+        end.map(|bytes| {
+            let wrong = bytes.iter().position(|byte| *byte != expected);
+            assert_eq!(wrong.map(|at| (at, bytes[at])), None, "not {expected}");
+        })
+    };
+    (0..BLOCKS).map(end).collect()
+}
+
+/// `echo 1 > reset` by an administrator: the controller forgets its queues, and answers nothing any more.
+#[test]
+fn a_controller_that_is_reset_by_others_gives_no_wrong_byte() {
+    let Some(taken) = Taken::new() else { return };
+    let reset = PathBuf::from(format!("/sys/bus/pci/devices/{}/reset", taken.address));
+    assert!(reset.exists(), "the emulated device can be reset");
+    let namespace = taken.open(&options());
+    let mut bench = Bench::new(&namespace);
+    for block in 0..BLOCKS {
+        bench.write(block * MIB, byte(block), BLOCK_BYTES).unwrap();
+    }
+    assert!(read_all(&mut bench).iter().all(Result::is_ok));
+    let resets = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        fs::write(reset, "1")
+    });
+    let deadline = Instant::now() + PATIENCE;
+    while !read_all(&mut bench).contains(&Err(DeviceError::Gone)) {
+        assert!(Instant::now() < deadline, "it was not reset");
+    }
+    resets.join().unwrap().unwrap();
+    let loss = namespace.loss();
+    assert!(
+        matches!(loss, Some(Loss::TimedOut(_) | Loss::Failed)),
+        "{loss:?}"
+    );
+    assert_eq!(bench.write(0, 9, 4096), Err(DeviceError::Gone));
+    bench.assert_nothing_lent();
+    drop(bench);
+    drop(namespace);
+    // Opened anew it works, and what was written is there.
+    let again = taken.open(&options());
+    let mut bench = Bench::new(&again);
+    assert!(read_all(&mut bench).iter().all(Result::is_ok));
+}
+
+/// Its registers go away: a touch of them is a bus error, which must not end the process, nor have it spin.
+#[test]
+fn a_device_without_an_iommu_that_is_taken_away_ends_no_process() {
+    let Some(taken) = Taken::bare() else { return };
+    let namespace = taken.open(&options());
+    let arena = arena_for_devices(16 << 20).unwrap();
+    let mut bench = Bench::on(&namespace, arena);
+    bench.write(0, 7, BLOCK_BYTES).unwrap();
+    assert_eq!(bench.read(0, BLOCK_BYTES).unwrap(), [7; BLOCK_BYTES]);
+    let device = PathBuf::from(format!("/sys/bus/pci/devices/{}", taken.address));
+    fs::write(device.join("remove"), "1").unwrap();
+    assert!(!device.exists());
+    // The doorbell. Nothing answers, and nothing shows that the device reaches memory no more: its buffers stay with it.
+    bench.begin_read(0, BLOCK_BYTES);
+    let deadline = Instant::now() + PATIENCE;
+    while namespace.loss().is_none() {
+        assert!(Instant::now() < deadline, "it is not missed");
+        assert!(bench.device.poll().is_none());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(bench.write(0, 1, 4096), Err(DeviceError::Gone));
+    let begun = Instant::now();
+    drop(bench);
+    drop(namespace);
+    assert!(begun.elapsed() < PATIENCE, "its end waits for nothing");
+    fs::write("/sys/bus/pci/rescan", "1").unwrap();
+    let driver = Path::new(&device).join("driver");
+    while !driver.exists() {
+        assert!(Instant::now() < deadline, "the kernel has it again");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
