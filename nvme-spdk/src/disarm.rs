@@ -36,7 +36,10 @@ pub(crate) fn step(controller: &impl Registers, overdue: bool) -> bool {
         return false;
     };
     let idle = command & ANSWERS != 0 && is_idle(controller);
-    (idle || overdue) && has_lost_the_bus(controller, command) && idle
+    if !idle && !overdue {
+        return false;
+    }
+    has_lost_the_bus(controller, command) && idle
 }
 
 /// Switches it off; whether it has said that it is idle since. The specification: it has deleted its queues then, and what it was doing has

@@ -236,6 +236,13 @@ mod tests {
 
     /// What the process under test does; it is this test's own program.
     fn act(what: &str) {
+        // Nobody wants its core.
+        let limit = Some(0);
+        let none = rustix::process::Rlimit {
+            current: limit,
+            maximum: limit,
+        };
+        let _ = rustix::process::setrlimit(rustix::process::Resource::Core, none);
         guard_registers();
         let at = gone();
         let len = PAGES * PAGE_BYTES;
