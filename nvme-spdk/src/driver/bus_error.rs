@@ -125,13 +125,15 @@ fn set(handler: usize) -> Option<libc::sigaction> {
 }
 
 /// Takes no lock and no memory from the allocator.
-unsafe extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+unsafe extern "C" fn on_bus_error(signal: c_int, told: *mut libc::siginfo_t, context: *mut c_void) {
     // SAFETY: the kernel gives what SA_SIGINFO promises.
-    let code = unsafe { (*info).si_code };
+    let code = unsafe { (*told).si_code };
     // An instruction's, and no failure of memory.
     if (libc::BUS_ADRALN..=libc::BUS_OBJERR).contains(&code) {
-        // SAFETY: as above; such a one has an address.
-        let address = unsafe { (*info).si_addr() } as usize;
+        // SAFETY: as above.
+        let info = unsafe { &*told };
+        // SAFETY: such a one has an address.
+        let address = unsafe { info.si_addr() } as usize;
         if replace(address) {
             return;
         }
@@ -143,7 +145,7 @@ unsafe extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, con
             let spdks: unsafe extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) =
                 unsafe { std::mem::transmute(spdks) };
             // SAFETY: as the kernel would call it.
-            unsafe { spdks(signal, info, context) };
+            unsafe { spdks(signal, told, context) };
             return;
         }
     }

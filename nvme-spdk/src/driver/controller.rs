@@ -272,8 +272,10 @@ impl disarm::Registers for Attached {
 
     fn set_configuration(&self, value: u32) {
         // SAFETY: a place within the registers of an attached controller, which SPDK has mapped, or what was put there when they went away;
-        // aligned as declared. SPDK writes this register only within calls of the thread that this is.
-        unsafe { (&raw mut (*self.registers).cc).write_volatile(value) };
+        // aligned as declared.
+        let configuration = unsafe { &raw mut (*self.registers).cc };
+        // SAFETY: as above. SPDK writes this register only within calls of the thread that this is.
+        unsafe { configuration.write_volatile(value) };
     }
 
     fn status(&self) -> Option<u32> {

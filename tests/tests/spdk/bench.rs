@@ -64,11 +64,6 @@ impl Bench {
         }
     }
 
-    /// How many operations were begun.
-    pub fn begun(&self) -> u64 {
-        self.tags
-    }
-
     fn tag(&mut self) -> DeviceTag {
         self.tags += 1;
         DeviceTag(self.tags)
@@ -90,7 +85,8 @@ impl Bench {
         self.begin(op);
     }
 
-    pub fn begin_read(&mut self, offset_bytes: u64, len_bytes: usize) {
+    /// Its number.
+    pub fn begin_read(&mut self, offset_bytes: u64, len_bytes: usize) -> u64 {
         let mut lease = self.arena.lease(len_bytes, Share::Demand).unwrap();
         // What is there from before must not pass for what was read.
         lease.bytes_mut().fill(UNREAD);
@@ -100,6 +96,7 @@ impl Bench {
             lease,
         };
         self.begin(op);
+        self.tags
     }
 
     fn begin(&mut self, op: DeviceOp) {
@@ -114,7 +111,7 @@ impl Bench {
         self.wait_tagged().1
     }
 
-    /// The same, with the number of the operation: they count from 1.
+    /// The same, with the operation's number.
     pub fn wait_tagged(&mut self) -> (u64, Result<Vec<u8>, DeviceError>) {
         let deadline = Instant::now() + PATIENCE;
         loop {
