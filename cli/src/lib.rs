@@ -9,6 +9,7 @@
 //! | [`commands`] | what the commands do |
 //! | [`group`] | this node in a cache group |
 //! | [`control`] | the control API of a mount: reports over a Unix socket |
+//! | [`trace`] | a mount's accesses, for who records them |
 //! | [`warm`] | `warmup`, `check`, `evict`: jobs of a mount's daemon |
 //! | [`device`] | NVMe controllers and their drivers |
 //! | [`doctor`] | what of a machine would hold a mount or member up |
@@ -36,6 +37,7 @@ pub mod mounts;
 pub mod output;
 pub mod progress;
 pub mod source;
+pub mod trace;
 pub mod units;
 pub mod warm;
 

@@ -6,6 +6,7 @@ use forebay_engine::client::Reply;
 use forebay_engine::errors::{OriginError, OriginErrorKind, ReadError};
 use fuser::Errno;
 
+use crate::access::Watch;
 use crate::namespace::FileVersion;
 
 /// An engine reply that a file system can also refuse, and that tells a file when its version is
@@ -24,17 +25,43 @@ pub trait ReadReply: Reply {
 pub struct FuseReply {
     reply: fuser::ReplyData,
     file: Option<Arc<FileVersion>>,
+    /// Where somebody records accesses; boxed, since every waiting read has one.
+    watch: Option<Box<Watch>>,
 }
 
 impl From<fuser::ReplyData> for FuseReply {
     fn from(reply: fuser::ReplyData) -> Self {
-        Self { reply, file: None }
+        Self {
+            reply,
+            file: None,
+            watch: None,
+        }
+    }
+}
+
+impl FuseReply {
+    /// Tells `watch` when it is answered.
+    pub(crate) fn watched(mut self, watch: Option<Box<Watch>>) -> Self {
+        self.watch = watch;
+        self
+    }
+
+    /// Answers, then tells whoever records: no reader waits for that.
+    fn answer(self, done: bool, give: impl FnOnce(fuser::ReplyData)) {
+        let Some(mut watch) = self.watch else {
+            return give(self.reply);
+        };
+        watch.answering();
+        give(self.reply);
+        if let Some(file) = self.file {
+            watch.read(file, done);
+        }
     }
 }
 
 impl Reply for FuseReply {
     fn data(self, bytes: &[u8]) {
-        self.reply.data(bytes);
+        self.answer(true, |reply| reply.data(bytes));
     }
 
     fn error(self, error: ReadError) {
@@ -43,13 +70,13 @@ impl Reply for FuseReply {
         {
             file.supersede();
         }
-        self.reply.error(read_errno(&error));
+        self.answer(false, |reply| reply.error(read_errno(&error)));
     }
 }
 
 impl ReadReply for FuseReply {
     fn errno(self, errno: Errno) {
-        self.reply.error(errno);
+        self.answer(false, |reply| reply.error(errno));
     }
 
     fn bind(&mut self, file: &Arc<FileVersion>) {

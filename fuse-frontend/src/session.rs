@@ -17,6 +17,7 @@ use forebay_engine::identity::{Bucket, ObjectId};
 use fuser::{Config, INodeNo, Notifier, Session, SessionACL};
 use parking_lot::{Condvar, Mutex};
 
+use crate::access::AccessLog;
 use crate::mount_point::{self, DeviceNumber};
 use crate::namespace::{Namespace, file_number};
 use crate::options::MountOptions;
@@ -59,7 +60,8 @@ pub fn mount<R: ReadReply + From<FuseReply>>(
         SessionACL::Owner
     };
     config.acl = acl;
-    let shim = Shim::new(namespace.clone(), options);
+    let accesses = Arc::new(AccessLog::default());
+    let shim = Shim::new(namespace.clone(), accesses.clone(), options);
     let unmount = |error: io::Error| {
         let _ = mount_point::unmount(&path, number, true);
         error
@@ -78,6 +80,7 @@ pub fn mount<R: ReadReply + From<FuseReply>>(
         path,
         number,
         namespace,
+        accesses,
         pages,
         ended,
     })
@@ -166,6 +169,7 @@ pub struct MountHandle<R> {
     path: PathBuf,
     number: DeviceNumber,
     namespace: Arc<Namespace<R>>,
+    accesses: Arc<AccessLog>,
     pages: KernelPages,
     ended: Arc<Ended>,
 }
@@ -179,6 +183,11 @@ impl<R> MountHandle<R> {
     /// The tree behind the mount, for its counters.
     pub fn namespace(&self) -> &Arc<Namespace<R>> {
         &self.namespace
+    }
+
+    /// Its accesses, for who records them.
+    pub fn accesses(&self) -> &Arc<AccessLog> {
+        &self.accesses
     }
 
     /// What the kernel keeps of the mount's files.

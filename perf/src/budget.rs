@@ -21,7 +21,8 @@ struct Bytes {
 
 impl Bytes {
     /// What `sides` sides of a scenario take together, with so many spans each.
-    fn needed(scenario: &Scenario, repeats: usize, sides: usize) -> Bytes {
+    fn needed(work: &Work, repeats: usize, sides: usize) -> Bytes {
+        let scenario = work.scenario();
         let sides = sides as u128;
         let word = |name: &str| scenario.has(name).then(|| scenario.word(name));
         let size = |name: &str| u128::from(scenario.size(name));
@@ -37,13 +38,12 @@ impl Bytes {
             Kind::Device | Kind::Engine => on_disk(size("data") * sides),
             Kind::Transport | Kind::Origin => Bytes::default(),
             _ => {
-                let work = Work::new(scenario);
                 let passes = match work.is_cold() {
                     true => repeats as u128 + 1,
                     false => 1,
                 };
-                let (objects, object_bytes) = work.amount();
-                let data = objects * object_bytes * passes;
+                let (objects, bytes) = work.amount();
+                let data = bytes * passes;
                 let names = objects * passes * NAME_BYTES * sides;
                 match (scenario.kind(), work.tier()) {
                     (Kind::List, _) => in_memory(names),
@@ -103,7 +103,7 @@ impl Bytes {
 /// When it has not; says how much of what is missing.
 pub fn check(scenario: &Scenario, plan: &Plan, sides: usize) -> Result<()> {
     let dir = &plan.run.dir;
-    Bytes::needed(scenario, plan.repeats, sides).fits(Bytes::free(dir), scenario, dir)
+    Bytes::needed(&Work::open(scenario)?, plan.repeats, sides).fits(Bytes::free(dir), scenario, dir)
 }
 
 #[cfg(test)]
@@ -115,7 +115,7 @@ mod tests {
         const MIB: u128 = 1 << 20;
         let needed = |text: &str, sides| {
             let scenario = text.parse().expect("it is one");
-            let bytes = Bytes::needed(&scenario, 5, sides);
+            let bytes = Bytes::needed(&Work::new(&scenario), 5, sides);
             // Buffers and names are less than this.
             (bytes.memory / (64 * MIB), bytes.disk / (64 * MIB))
         };

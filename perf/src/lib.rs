@@ -25,6 +25,7 @@
 //! | [`spdk_perf`] | the yardstick for SPDK |
 //! | [`network`] | fetches from another process, and the yardsticks for them |
 //! | [`guest`] | figures measured in a guest that has an RDMA device |
+//! | [`trace`] | a mount's accesses: recorded, read, shown |
 //! | [`turns`] | two sides of a figure that take turns, and their ratio |
 //! | [`run`] | how much is measured, and where files are put |
 //! | [`cpus`] | which processors two sides run on |
@@ -79,5 +80,6 @@ pub mod sides;
 pub mod spdk_perf;
 pub mod table;
 pub mod targets;
+pub mod trace;
 pub mod turns;
 pub mod verdict;

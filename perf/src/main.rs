@@ -23,6 +23,8 @@ use forebay_perf::peers::Peer;
 use forebay_perf::plan::{self, Plan};
 use forebay_perf::run::{Nvme, Rdma, Run};
 use forebay_perf::scenario::Scenario;
+use forebay_perf::trace::command::{self as traces, TraceCmd};
+use forebay_perf::trace::record::Options as RecordOptions;
 use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
 use forebay_perf::{session, sides, table};
 
@@ -79,6 +81,9 @@ enum Cmd {
     /// Counts the instructions of pinned hot paths with valgrind, and whose they are: `count hit-4k --functions`. Times of a
     /// machine have moods, these have not.
     Count(CountArgs),
+    /// A mount's accesses: recorded, replayed against any configuration, shown.
+    #[command(subcommand)]
+    Trace(TraceCmd<MeasureArgs>),
     /// Compares two builds: instructions of pinned paths (over 3 % more is a failure), and times in turns, which are told. `ab HEAD^`
     /// compares the commit before with this program; what it needs is built in target/ab.
     Ab(AbArgs),
@@ -228,13 +233,8 @@ fn run(args: &Args) -> Result<bool> {
         }
         Cmd::Ab(ab) => ab::compare(ab, &place(args)?),
         Cmd::Count(count) => command::count(count, place(args)?.scratch()?.path()),
-        Cmd::Run { scenario, measure } => {
-            let scenario: Scenario = scenario.parse()?;
-            let plan = plan_of(args, measure)?;
-            let sides = vec![sides::forebay(&scenario, &plan)?];
-            conclude(&session::run(&scenario, sides, &plan)?, measure)?;
-            Ok(true)
-        }
+        Cmd::Run { scenario, measure } => measure_scenario(scenario, args, measure),
+        Cmd::Trace(command) => trace(command, args),
         Cmd::Compare {
             peers,
             scenario,
@@ -265,6 +265,42 @@ fn run(args: &Args) -> Result<bool> {
     }
 }
 
+fn measure_scenario(scenario: &str, args: &Args, measure: &MeasureArgs) -> Result<bool> {
+    let scenario: Scenario = scenario.parse()?;
+    let plan = plan_of(args, measure)?;
+    let sides = vec![sides::forebay(&scenario, &plan)?];
+    conclude(&session::run(&scenario, sides, &plan)?, measure)?;
+    Ok(true)
+}
+
+fn trace(command: &TraceCmd<MeasureArgs>, args: &Args) -> Result<bool> {
+    match command {
+        TraceCmd::Record {
+            mount_point,
+            output,
+            span,
+            names,
+        } => {
+            let options = RecordOptions {
+                mount_point: mount_point.clone(),
+                output: output.clone(),
+                names: *names,
+            };
+            traces::record(&options, *span)?;
+        }
+        TraceCmd::Show { file, records } => traces::show(file, *records)?,
+        TraceCmd::Replay {
+            file,
+            settings,
+            measure,
+        } => {
+            let scenario = traces::scenario(file, settings.as_deref())?;
+            return measure_scenario(&scenario, args, measure);
+        }
+    }
+    Ok(true)
+}
+
 /// What figures run, and what is run to look closer.
 fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
     let load = |len_bytes: usize, depth: usize, seconds: u64| Load {
@@ -277,6 +313,7 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         | Cmd::Figures
         | Cmd::Run { .. }
         | Cmd::Compare { .. }
+        | Cmd::Trace(_)
         | Cmd::Ab(_)
         | Cmd::Count(_)
         | Cmd::List => {}
@@ -466,6 +503,7 @@ mod tests {
             ("compare local epoch", true),
             ("figure engine-4k", true),
             ("figures", true),
+            ("trace record /mnt -o file --for 1s", true),
             ("count hit-4k", true),
             ("ab HEAD^ .", true),
             ("path hit-4k --operations 1", false),

@@ -28,6 +28,8 @@ pub enum Values {
     SizeOrAuto(u64, u64),
     /// A number, from and to.
     Count(u64, u64),
+    /// The name of a file, or nothing.
+    File,
     /// One of these words.
     OneOf(&'static [&'static str]),
 }
@@ -46,11 +48,12 @@ pub struct Key {
 }
 
 /// A setting's value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Value {
     Size(u64),
     Auto,
     Count(u64),
+    File(String),
     Word(&'static str),
 }
 
@@ -68,10 +71,10 @@ impl Scenario {
         self.kind
     }
 
-    fn value(&self, name: &str) -> Value {
+    fn value(&self, name: &str) -> &Value {
         let place = self.kind.keys().iter().position(|key| key.name == name);
         match place {
-            Some(place) => self.values[place],
+            Some(place) => &self.values[place],
             None => unreachable!("{} has no setting {name}", self.kind.name()),
         }
     }
@@ -84,7 +87,7 @@ impl Scenario {
     /// A setting in bytes; none when it is `auto`. The program asks only for settings that the kind has.
     pub fn size_or_auto(&self, name: &str) -> Option<u64> {
         match self.value(name) {
-            Value::Size(bytes) => Some(bytes),
+            Value::Size(bytes) => Some(*bytes),
             _ => None,
         }
     }
@@ -97,7 +100,7 @@ impl Scenario {
     /// A number.
     pub fn count(&self, name: &str) -> u64 {
         match self.value(name) {
-            Value::Count(count) => count,
+            Value::Count(count) => *count,
             _ => unreachable!("{name} is no number"),
         }
     }
@@ -107,6 +110,14 @@ impl Scenario {
         match self.value(name) {
             Value::Word(word) => word,
             _ => unreachable!("{name} is no word"),
+        }
+    }
+
+    /// A file's name; none when it was left out.
+    pub fn file(&self, name: &str) -> Option<&str> {
+        match self.value(name) {
+            Value::File(file) => Some(file.as_str()).filter(|file| !file.is_empty()),
+            _ => unreachable!("{name} is no file"),
         }
     }
 
@@ -209,6 +220,7 @@ impl fmt::Display for Value {
             },
             Value::Auto => f.write_str("auto"),
             Value::Count(count) => write!(f, "{count}"),
+            Value::File(file) => f.write_str(file),
             Value::Word(word) => f.write_str(word),
         }
     }
@@ -223,6 +235,7 @@ impl fmt::Display for Values {
                 write!(f, "auto, or {} to {}", size(*least), size(*most))
             }
             Values::Count(least, most) => write!(f, "{least} to {most}"),
+            Values::File => f.write_str("a file"),
             Values::OneOf(words) => f.write_str(&words.join("|")),
         }
     }
@@ -245,6 +258,7 @@ impl Key {
                 let count = count.filter(|count| (least..=most).contains(count));
                 Ok(Value::Count(count.with_context(wrong)?))
             }
+            Values::File => Ok(Value::File(text.to_owned())),
             Values::OneOf(words) => {
                 let word = words.iter().find(|word| **word == text);
                 Ok(Value::Word(word.with_context(wrong)?))

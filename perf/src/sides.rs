@@ -19,7 +19,7 @@ use crate::targets::group::GroupMount;
 /// # Errors
 /// When it cannot be measured here.
 pub fn forebay(scenario: &Scenario, plan: &Plan) -> Result<Box<dyn Side>> {
-    let work = || Work::new(scenario);
+    let work = || Work::open(scenario);
     Ok(match scenario.kind() {
         Kind::Device => Box::new(DeviceSide::new(scenario, plan)),
         Kind::Transport => Box::new(TransportSide::new(scenario, plan)),
@@ -27,11 +27,11 @@ pub fn forebay(scenario: &Scenario, plan: &Plan) -> Result<Box<dyn Side>> {
         Kind::Origin => Box::new(OriginSide::new(scenario, plan)),
         Kind::Group => {
             let target = Box::new(GroupMount::new(scenario, plan));
-            Box::new(MountSide::forebay(target, work(), plan))
+            Box::new(MountSide::forebay(target, work()?, plan))
         }
         _ => {
             let target = Box::new(ForebayMount::new(scenario, plan));
-            Box::new(MountSide::forebay(target, work(), plan))
+            Box::new(MountSide::forebay(target, work()?, plan))
         }
     })
 }

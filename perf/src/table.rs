@@ -273,6 +273,7 @@ fn short(scenario: &Scenario) -> String {
         Kind::Epoch | Kind::Stream => &["files", "size", "tier", "state"],
         Kind::Safetensors | Kind::CheckpointLoad => &["size", "tier", "state"],
         Kind::List => &["objects", "state"],
+        Kind::Trace => &["file", "speed", "tier", "state"],
         _ => &["on", "via", "reader", "block", "order", "tier"],
     };
     for key in wanted {

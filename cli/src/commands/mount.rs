@@ -131,7 +131,9 @@ fn serve(args: &MountArgs, caller: &Caller) -> Result<()> {
         let _entered = runtime.enter();
         let jobs = jobs(&args.source.bucket, &place, &assembly, &handle);
         let drains = crate::group::routes::routes(assembly.group.clone());
-        let serving = control.serve_also(reports, routes(jobs).merge(drains))?;
+        let more = routes(jobs).merge(drains);
+        let more = more.merge(crate::trace::routes::routes(handle.accesses().clone()));
+        let serving = control.serve_also(reports, more)?;
         caller.ready()?;
         Ok(serving)
     });

@@ -1,6 +1,7 @@
 //! Open files: one version each, with the read-ahead of its reader.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use forebay_engine::ports::Full;
@@ -18,6 +19,13 @@ const PUSH_YIELDS_MAX: u32 = 64;
 /// requests, so a ring that stays full means a core that is far behind.
 const PUSH_PAUSES_MAX: u32 = 20;
 const PUSH_PAUSE: Duration = Duration::from_micros(50);
+
+/// The part of a handle that is its place in the table.
+const PLACE: u64 = u32::MAX as u64;
+
+fn place_of(handle: u64) -> usize {
+    (handle & PLACE) as usize
+}
 
 /// An open file.
 #[derive(Debug)]
@@ -59,7 +67,10 @@ impl<R: ReadReply> Namespace<R> {
             version,
             read_ahead: Mutex::new(read_ahead),
         };
-        Ok(self.files.write().insert(Arc::new(file)) as u64)
+        let place = self.files.write().insert(Arc::new(file)) as u64;
+        // Places are used again; handles are not, so that whoever records them can tell them apart.
+        let serial = self.opens.fetch_add(1, Ordering::Relaxed) & u64::from(u32::MAX);
+        Ok(serial << 32 | place & PLACE)
     }
 
     /// Reads from an open file: the engine answers `reply`.
@@ -67,7 +78,7 @@ impl<R: ReadReply> Namespace<R> {
     /// When the core's ring stays full for about a millisecond the read fails with EIO: the
     /// caller's thread must take the kernel's next request.
     pub fn read(&self, handle: u64, offset: u64, len_bytes: u32, mut reply: R) {
-        let file = self.files.read().get(handle as usize).cloned();
+        let file = self.files.read().get(place_of(handle)).cloned();
         let Some(file) = file else {
             return reply.errno(Errno::EBADF);
         };
@@ -99,9 +110,15 @@ impl<R: ReadReply> Namespace<R> {
         }
     }
 
+    /// What a handle reads; none when it is not open.
+    pub fn version_of(&self, handle: u64) -> Option<Arc<FileVersion>> {
+        let files = self.files.read();
+        Some(files.get(place_of(handle))?.version.clone())
+    }
+
     /// Closes a file.
     pub fn release(&self, handle: u64) {
-        let file = self.files.write().try_remove(handle as usize);
+        let file = self.files.write().try_remove(place_of(handle));
         if let Some(file) = file {
             self.inodes.lock().closed_file(file.number, &file.version);
         }

@@ -13,6 +13,7 @@ use fuser::{
     ReplyIoctl, ReplyLseek, ReplyOpen, ReplyPoll, ReplyStatfs, ReplyXattr, Request,
 };
 
+use crate::access::{AccessLog, Deed};
 use crate::namespace::{BLKSIZE_BYTES, DirSink, Entry, KernelListing, LookupError, Namespace};
 use crate::options::{MAX_BACKGROUND_MIN, MountOptions};
 use crate::reply::{FuseReply, ReadReply};
@@ -22,13 +23,19 @@ const GENERATION: Generation = Generation(0);
 
 pub(super) struct Shim<R> {
     namespace: Arc<Namespace<R>>,
+    accesses: Arc<AccessLog>,
     max_background: u16,
 }
 
 impl<R> Shim<R> {
-    pub(super) fn new(namespace: Arc<Namespace<R>>, options: &MountOptions) -> Self {
+    pub(super) fn new(
+        namespace: Arc<Namespace<R>>,
+        accesses: Arc<AccessLog>,
+        options: &MountOptions,
+    ) -> Self {
         Self {
             namespace,
+            accesses,
             max_background: options.max_background.max(MAX_BACKGROUND_MIN),
         }
     }
@@ -150,23 +157,36 @@ impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
         reply.error(Errno::EINVAL);
     }
 
-    fn open(&self, _req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
+    fn open(&self, req: &Request, ino: INodeNo, flags: OpenFlags, reply: ReplyOpen) {
         if flags.acc_mode() != OpenAccMode::O_RDONLY {
             return reply.error(Errno::EROFS);
         }
+        let watch = self.accesses.watch(req.pid(), 0);
+        let watch = watch.map(|watch| (watch, self.namespace.clone()));
         self.namespace.open(ino.0, move |result| match result {
-            // An inode's bytes never change, so its cached pages stay good.
-            Ok(handle) => reply.opened(
-                FileHandle(handle),
-                FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
-            ),
+            Ok(handle) => {
+                // Before the answer: afterwards the handle may be closed by now.
+                let opened = watch.and_then(|(watch, namespace)| {
+                    let mut watch = watch.of(handle);
+                    watch.answering();
+                    Some((watch, namespace.version_of(handle)?))
+                });
+                // An inode's bytes never change, so its cached pages stay good.
+                reply.opened(
+                    FileHandle(handle),
+                    FopenFlags::FOPEN_KEEP_CACHE | FopenFlags::FOPEN_NOFLUSH,
+                );
+                if let Some((watch, file)) = opened {
+                    watch.done(file, Deed::Open);
+                }
+            }
             Err(errno) => reply.error(errno),
         });
     }
 
     fn read(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         offset: u64,
@@ -175,13 +195,15 @@ impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
         _lock_owner: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.namespace
-            .read(fh.0, offset, size, R::from(FuseReply::from(reply)));
+        let watch = self.accesses.watch(req.pid(), fh.0);
+        let watch = watch.map(|watch| watch.range(offset, size));
+        let reply = FuseReply::from(reply).watched(watch);
+        self.namespace.read(fh.0, offset, size, R::from(reply));
     }
 
     fn release(
         &self,
-        _req: &Request,
+        req: &Request,
         _ino: INodeNo,
         fh: FileHandle,
         _flags: OpenFlags,
@@ -189,6 +211,11 @@ impl<R: ReadReply + From<FuseReply>> Filesystem for Shim<R> {
         _flush: bool,
         reply: ReplyEmpty,
     ) {
+        if let Some(watch) = self.accesses.watch(req.pid(), fh.0)
+            && let Some(file) = self.namespace.version_of(fh.0)
+        {
+            watch.done(file, Deed::Close);
+        }
         self.namespace.release(fh.0);
         reply.ok();
     }

@@ -6,16 +6,19 @@
 //! | [`files`] | `epoch`, `stream`, `checkpoint-load`: whole files |
 //! | [`tensors`] | `safetensors`: ranges of a mapped file, by processes |
 //! | [`names`] | `list`: directories |
+//! | [`replay`] | `trace`: recorded accesses |
 //!
 //! Data of a warm scenario is `pass-0/...`; a cold one reads `pass-N/...` in its span N, which nobody read before.
 
 pub mod blocks;
 pub mod files;
 pub mod names;
+pub mod replay;
 pub mod side;
 pub mod tensors;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Result;
 
@@ -24,6 +27,7 @@ use crate::pace::{Load, Order, Paced};
 use crate::recorder::Begun;
 use crate::scenario::{Kind, Scenario};
 use crate::side::Turn;
+use crate::trace::Trace;
 
 /// Whose files are read.
 pub trait Target {
@@ -113,14 +117,35 @@ pub struct Ran {
 #[derive(Clone, Debug)]
 pub struct Work {
     scenario: Scenario,
+    trace: Option<Arc<Trace>>,
 }
 
 impl Work {
-    /// Of a scenario of a mount.
+    /// Of a scenario of a mount, but no trace.
     pub fn new(scenario: &Scenario) -> Work {
         Work {
             scenario: scenario.clone(),
+            trace: None,
         }
+    }
+
+    /// Of any scenario of a mount.
+    ///
+    /// # Errors
+    /// When it needs a file that cannot be read.
+    pub fn open(scenario: &Scenario) -> Result<Work> {
+        let trace = (scenario.kind() == Kind::Trace)
+            .then(|| Trace::of(scenario))
+            .transpose()?;
+        Ok(Work {
+            trace,
+            ..Work::new(scenario)
+        })
+    }
+
+    /// What is replayed.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_deref()
     }
 
     /// The scenario.
@@ -171,26 +196,28 @@ impl Work {
                 vec![(files::name(0), scenario.size("size"))]
             }
             Kind::List => names::objects(scenario.count("objects"), scenario.count("directories")),
+            Kind::Trace => replay::objects(self.trace()),
             _ => vec![(files::name(0), scenario.size("data"))],
         }
     }
 
     /// Bytes of one pass.
     pub fn data_bytes(&self) -> u64 {
-        let (objects, bytes) = self.amount();
-        u64::try_from(objects * bytes).unwrap_or(u64::MAX)
+        u64::try_from(self.amount().1).unwrap_or(u64::MAX)
     }
 
-    /// Objects of one pass, and bytes of each.
+    /// Objects of one pass, and their bytes together.
     pub fn amount(&self) -> (u128, u128) {
         let scenario = &self.scenario;
         let (objects, bytes) = match scenario.kind() {
             Kind::Epoch | Kind::Stream => (scenario.count("files"), scenario.size("size")),
             Kind::CheckpointLoad | Kind::Safetensors => (1, scenario.size("size")),
             Kind::List => (scenario.count("objects"), names::OBJECT_BYTES),
+            Kind::Trace => return self.trace().map_or((0, 0), Trace::amount),
             _ => (1, scenario.size("data")),
         };
-        (objects.into(), bytes.into())
+        let (objects, bytes) = (u128::from(objects), u128::from(bytes));
+        (objects, objects * bytes)
     }
 
     /// Of so many bytes that readers got in a span, those that a disk must have given: one file that all read is read from it once,
@@ -198,8 +225,15 @@ impl Work {
     pub fn device_bytes(&self, read: u64) -> u64 {
         match self.scenario.kind() {
             Kind::Safetensors | Kind::CheckpointLoad => read.min(self.data_bytes()),
+            Kind::Trace => read.min(self.touched_bytes()),
             _ => read,
         }
+    }
+
+    /// Bytes of one pass that are read at all.
+    pub fn touched_bytes(&self) -> u64 {
+        self.trace()
+            .map_or_else(|| self.data_bytes(), Trace::touched_bytes)
     }
 
     /// The load that a span of blocks is.
@@ -211,7 +245,7 @@ impl Work {
                 blocks: 1,
                 order: Order::Sequential,
                 depth: 1,
-                rate: None,
+                rate: self.trace().and_then(|trace| trace.rate(&self.scenario)),
                 span: turn.span,
                 seed: turn.seed,
             },
@@ -235,6 +269,7 @@ impl Work {
             Kind::CheckpointLoad => files::checkpoint(&dir, &self.scenario),
             Kind::Safetensors => tensors::run(&dir.join(files::name(0)), &self.scenario, turn),
             Kind::List => names::list(&dir, self.scenario.word("attributes") == "yes"),
+            Kind::Trace => replay::run(&dir, &self.scenario, self.trace()),
             _ => blocks::run(&dir.join(files::name(0)), &self.scenario, &self.load(turn)),
         }
     }

@@ -123,7 +123,7 @@ impl MountSide {
         let kind = self.work.scenario().kind();
         if self.work.is_cold() {
             ensure!(
-                kind == Kind::List || fetched >= self.work.data_bytes().min(read),
+                kind == Kind::List || fetched >= self.work.touched_bytes().min(read),
                 "only {fetched} bytes came from the origin: not a measurement of a cold read"
             );
             return Ok(());
@@ -220,7 +220,8 @@ impl Side for MountSide {
     }
 
     fn notes(&self) -> Vec<String> {
-        let mut notes = Vec::new();
+        let mut notes: Vec<String> = Vec::new();
+        notes.extend(self.work.trace().map(|trace| trace.to_string()));
         let name = self.target.name();
         if self.origin_bytes > 0 {
             notes.push(format!(

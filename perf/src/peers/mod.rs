@@ -121,6 +121,7 @@ impl Peer {
                 | Kind::Safetensors
                 | Kind::CheckpointLoad
                 | Kind::List
+                | Kind::Trace
         );
         match self {
             Peer::Fio => {
@@ -181,9 +182,8 @@ impl Peer {
             self.name(),
             unlike.join("; ")
         );
-        let mount = |target| -> Box<dyn Side> {
-            Box::new(MountSide::peer(target, Work::new(scenario), plan))
-        };
+        let work = Work::open(scenario)?;
+        let mount = |target| -> Box<dyn Side> { Box::new(MountSide::peer(target, work, plan)) };
         Ok(match self {
             Peer::Fio => Box::new(disks::Fio::new(scenario, plan)),
             Peer::Iperf3 => Box::new(links::Iperf3::new(scenario)),

@@ -29,6 +29,8 @@ pub enum Kind {
     CheckpointLoad,
     /// Names and attributes of a tree.
     List,
+    /// What was recorded of a mount, once more.
+    Trace,
 }
 
 const ON: Key = Key {
@@ -278,9 +280,33 @@ static LIST: [Key; 5] = [
     MEMORY,
 ];
 
+static TRACE: [Key; 6] = [
+    Key {
+        name: "file",
+        values: Values::File,
+        default: "",
+        meaning: "the trace: what `forebay-perf trace record` wrote",
+    },
+    Key {
+        name: "speed",
+        values: Values::OneOf(&["1", "max"]),
+        default: "1",
+        meaning: "1: each access when it was, whether or not those before have ended; max: when those it came after have",
+    },
+    Key {
+        name: "reader",
+        values: Values::OneOf(&["direct", "buffered"]),
+        default: "direct",
+        meaning: "past the page cache, as it was recorded behind it, or through it once more",
+    },
+    with_default(TIER, "disk"),
+    STATE,
+    MEMORY,
+];
+
 impl Kind {
     /// All of them; layers from below, then patterns.
-    pub const ALL: [Kind; 11] = [
+    pub const ALL: [Kind; 12] = [
         Kind::Device,
         Kind::Transport,
         Kind::Engine,
@@ -292,6 +318,7 @@ impl Kind {
         Kind::Safetensors,
         Kind::CheckpointLoad,
         Kind::List,
+        Kind::Trace,
     ];
 
     /// Before the colon.
@@ -308,6 +335,7 @@ impl Kind {
             Kind::Safetensors => "safetensors",
             Kind::CheckpointLoad => "checkpoint-load",
             Kind::List => "list",
+            Kind::Trace => "trace",
         }
     }
 
@@ -326,6 +354,7 @@ impl Kind {
             Kind::CheckpointLoad => {
                 "one large file by several readers; a span is all of it by each"
             }
+            Kind::Trace => "the accesses of a recorded mount; a span is all of them",
             Kind::List => {
                 "names, and attributes, of a whole tree; a span is the tree, an operation a directory"
             }
@@ -346,6 +375,7 @@ impl Kind {
             Kind::Safetensors => &SAFETENSORS,
             Kind::CheckpointLoad => &CHECKPOINT,
             Kind::List => &LIST,
+            Kind::Trace => &TRACE,
         }
     }
 
@@ -353,7 +383,12 @@ impl Kind {
     pub fn is_pattern(self) -> bool {
         matches!(
             self,
-            Kind::Epoch | Kind::Stream | Kind::Safetensors | Kind::CheckpointLoad | Kind::List
+            Kind::Epoch
+                | Kind::Stream
+                | Kind::Safetensors
+                | Kind::CheckpointLoad
+                | Kind::List
+                | Kind::Trace
         )
     }
 

@@ -1,0 +1,245 @@
+//! What must come after what when a trace is replayed, and who does it.
+//!
+//! A reader that had one access under way at a time is one strand: its accesses follow each other. One whose kernel reads ahead, or that
+//! asks for several at once, is several, as many as it had under way. What its accesses waited for they wait for again: each begins when
+//! all that had ended before it began have ended. Strands that were over before others began share a thread.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use anyhow::{Result, ensure};
+
+use super::{Deed, Trace};
+
+/// Threads at a time: more readers at once are refused.
+pub const STRANDS_MAX: usize = 1_024;
+/// What one reader has under way at a time; what is more waits.
+const WIDTH_MAX: usize = 64;
+
+/// Accesses that follow each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Strand {
+    /// Whose.
+    pub reader: u32,
+    /// Numbers of accesses.
+    pub accesses: Vec<u32>,
+    ends_ns: u64,
+}
+
+/// Who does what.
+#[derive(Clone, Debug, Default)]
+pub struct Plan {
+    /// For each thread, strands one after the other.
+    pub threads: Vec<Vec<Strand>>,
+    /// For each access, how many of its reader's must have ended before it, in the order of their ends; and its own place in that order.
+    pub needs: Vec<(u32, u32)>,
+    /// For each handle, whether its opening is in the trace.
+    pub opened: Vec<bool>,
+    /// For each handle, its reads.
+    pub reads: Vec<u32>,
+}
+
+impl Plan {
+    /// Of a trace.
+    ///
+    /// # Errors
+    /// When too many readers were busy at a time.
+    pub fn of(trace: &Trace) -> Result<Plan> {
+        let mut plan = Plan {
+            threads: threads(strands(trace)),
+            needs: needs(trace),
+            ..Plan::default()
+        };
+        let count = plan.threads.len();
+        ensure!(
+            count <= STRANDS_MAX,
+            "{count} accesses were under way at a time: {STRANDS_MAX} can be replayed"
+        );
+        plan.opened = vec![false; trace.handles.len()];
+        plan.reads = vec![0; trace.handles.len()];
+        for access in &trace.accesses {
+            let handle = access.handle as usize;
+            match access.deed {
+                // What is read before it was opened (a trace that was patched together) is opened by its reader.
+                Deed::Open => plan.opened[handle] = plan.reads[handle] == 0,
+                Deed::Read { .. } => plan.reads[handle] += 1,
+                Deed::Close => {}
+            }
+        }
+        Ok(plan)
+    }
+}
+
+/// The readers' strands, in the order of their beginning.
+fn strands(trace: &Trace) -> Vec<Strand> {
+    let mut readers: Vec<Vec<Strand>> = vec![Vec::new(); trace.readers as usize];
+    for (number, access) in trace.accesses.iter().enumerate() {
+        let own = &mut readers[access.reader as usize];
+        let free = own.iter().position(|one| one.ends_ns <= access.at_ns);
+        let place = match free {
+            Some(place) => place,
+            None if own.len() < WIDTH_MAX => {
+                own.push(Strand {
+                    reader: access.reader,
+                    ..Strand::default()
+                });
+                own.len() - 1
+            }
+            None => {
+                let ends = own.iter().enumerate().min_by_key(|(_, one)| one.ends_ns);
+                ends.map_or(0, |(place, _)| place)
+            }
+        };
+        own[place].accesses.push(number as u32);
+        own[place].ends_ns = own[place].ends_ns.max(access.end_ns());
+    }
+    let mut all: Vec<Strand> = readers.into_iter().flatten().collect();
+    all.sort_by_key(|strand| strand.accesses[0]);
+    all
+}
+
+/// Strands one after the other where the one was over before the next began.
+fn threads(strands: Vec<Strand>) -> Vec<Vec<Strand>> {
+    let mut threads: Vec<Vec<Strand>> = Vec::new();
+    let mut free: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
+    let mut begins: Vec<u64> = Vec::new();
+    for strand in strands {
+        // In the order of accesses, so by number: times may be the same.
+        let begin = u64::from(strand.accesses[0]);
+        let last = strand.accesses.last().copied().unwrap_or(0);
+        let place = match free.peek() {
+            Some(Reverse((over, place))) if *over < begin => {
+                let place = *place;
+                free.pop();
+                place
+            }
+            _ => {
+                threads.push(Vec::new());
+                begins.push(begin);
+                threads.len() - 1
+            }
+        };
+        free.push(Reverse((u64::from(last), place)));
+        threads[place].push(strand);
+    }
+    threads
+}
+
+/// See [`Plan::needs`].
+fn needs(trace: &Trace) -> Vec<(u32, u32)> {
+    let mut ends: Vec<Vec<(u64, u32)>> = vec![Vec::new(); trace.readers as usize];
+    for (number, access) in trace.accesses.iter().enumerate() {
+        if access.deed != Deed::Close {
+            ends[access.reader as usize].push((access.end_ns(), number as u32));
+        }
+    }
+    let mut needs = vec![(0, 0); trace.accesses.len()];
+    for own in &mut ends {
+        own.sort_unstable();
+        for (place, (_, number)) in own.iter().enumerate() {
+            needs[*number as usize].1 = place as u32;
+        }
+    }
+    for (number, access) in trace.accesses.iter().enumerate() {
+        let own = &ends[access.reader as usize];
+        needs[number].0 = own.partition_point(|(end, _)| *end <= access.at_ns) as u32;
+    }
+    needs
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_cli::trace::format::Record;
+
+    use super::super::tests::{of, read, timed};
+    use super::*;
+
+    #[test]
+    fn what_was_at_the_same_time_is_again_and_what_waited_waits() -> Result<()> {
+        let trace = of(&[
+            Record::File {
+                size_bytes: 1 << 20,
+                name: None,
+            },
+            Record::Handle { file: 0 },
+            Record::Open(timed(0, 5, 0, 0)),
+            // Two at once, then one that came after both; and one reader more, after all of that.
+            read(timed(10, 20, 0, 0), 0, 1),
+            read(timed(15, 5, 0, 0), 1, 1),
+            read(timed(40, 5, 0, 0), 2, 1),
+            read(timed(50, 5, 1, 0), 3, 1),
+            Record::Close(timed(60, 1, 2, 0)),
+            Record::End {
+                elapsed_ns: 100,
+                accesses: 6,
+            },
+        ])?;
+        let plan = Plan::of(&trace)?;
+        let of_threads: Vec<Vec<(u32, Vec<u32>)>> = plan
+            .threads
+            .iter()
+            .map(|thread| {
+                let strands = thread.iter();
+                strands
+                    .map(|one| (one.reader, one.accesses.clone()))
+                    .collect()
+            })
+            .collect();
+        assert_eq!(
+            of_threads,
+            [
+                vec![(0, vec![0, 1, 3]), (1, vec![4])],
+                vec![(0, vec![2]), (2, vec![5])]
+            ]
+        );
+        // The second read ends before the first.
+        assert_eq!(plan.needs[..4], [(0, 0), (1, 2), (1, 1), (3, 3)]);
+        assert_eq!((&plan.opened[..], &plan.reads[..]), (&[true][..], &[4][..]));
+        Ok(())
+    }
+
+    #[test]
+    fn no_thread_waits_for_what_comes_after_it() -> Result<()> {
+        let mut records = vec![
+            Record::File {
+                size_bytes: 1 << 20,
+                name: None,
+            },
+            Record::Handle { file: 0 },
+        ];
+        let mut rng = crate::load::Rng(7);
+        let mut at = 0;
+        let mut met = 0;
+        for _ in 0..2_000 {
+            at += rng.next() % 40;
+            let reader = (rng.next() % 20).min(met) as u32;
+            met = met.max(u64::from(reader) + 1);
+            records.push(read(timed(at, rng.next() % 200, reader, 0), 0, 1));
+        }
+        records.push(Record::End {
+            elapsed_ns: at,
+            accesses: 2_000,
+        });
+        let trace = of(&records)?;
+        let plan = Plan::of(&trace)?;
+        // Threads do their accesses in order: whatever an access needs has a smaller number.
+        let mut seen = 0;
+        for thread in &plan.threads {
+            let numbers = thread.iter().flat_map(|strand| &strand.accesses);
+            let numbers: Vec<u32> = numbers.copied().collect();
+            assert!(numbers.is_sorted(), "{numbers:?}");
+            seen += numbers.len();
+        }
+        assert_eq!(seen, 2_000);
+        for (number, access) in trace.accesses.iter().enumerate() {
+            let before = trace.accesses.iter().enumerate();
+            let before = before.filter(|(_, one)| one.reader == access.reader);
+            for (other, one) in before {
+                let waits = plan.needs[number].0 > plan.needs[other].1;
+                assert!(!waits || other < number, "{number} waits for {other}");
+                assert_eq!(waits, one.end_ns() <= access.at_ns);
+            }
+        }
+        Ok(())
+    }
+}
