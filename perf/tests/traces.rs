@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use forebay_cli::trace::format::Decoder;
 use forebay_perf::bench::Bench;
 use forebay_perf::direct::{AlignedBuf, open_direct};
 use forebay_perf::outcome::Outcome;
@@ -38,7 +39,7 @@ fn recorded(point: &Path, output: &Path, work: impl FnOnce() -> Result<()>) -> R
     let (begun, over) = (mpsc::channel(), AtomicBool::new(false));
     thread::scope(|scope| {
         let recording = scope.spawn(|| {
-            let begin = || drop(begun.0.send(()));
+            let begin = || begun.0.send(()).expect("it is waited for");
             record::record(&options, begin, |_| over.load(SeqCst))
         });
         let waited = begun.1.recv_timeout(Duration::from_secs(60));
@@ -199,6 +200,20 @@ fn until_recording(child: &mut Child, file: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Waits until so many accesses are in a file: a mount that ends does not tell of its last moments.
+fn until_told(file: &Path, accesses: u64) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(60);
+    loop {
+        let mut decoder = Decoder::default();
+        decoder.push(&std::fs::read(file)?, |_| {})?;
+        if decoder.accesses() >= accesses {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "{} of {accesses}", decoder.accesses());
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
 /// By the command line, as users do: killed, interrupted, refused, replayed, and the mount taken away meanwhile.
 #[test]
 fn recorders_come_and_go() -> Result<()> {
@@ -244,24 +259,19 @@ fn recorders_come_and_go() -> Result<()> {
     let trace = Trace::read(&file("second"))?;
     assert_eq!(readers(&trace), wanted());
     // It is not overwritten.
-    let again = [
-        "trace",
-        "record",
-        text(mount.point()),
-        "-o",
-        text(&file("second")),
-    ];
+    let there = file("second");
+    let again = ["trace", "record", text(mount.point()), "-o", text(&there)];
     let (fine, told) = said(&mut perf(&again))?;
     assert!(!fine && told.contains("not there yet"), "{told}");
 
     // The mount ends: what was recorded is kept.
     let mut third = start("third", mount.point())?;
     do_it(&mount)?;
-    let point = mount.point().to_owned();
+    until_told(&file("third"), 3 * pattern(0).len() as u64 + 6)?;
     mount.end()?;
     assert!(third.wait()?.success());
     assert_eq!(readers(&Trace::read(&file("third"))?), wanted());
-    let nobody = ["trace", "record", text(&point), "-o", text(&other)];
+    let nobody = ["trace", "record", text(dir.path()), "-o", text(&other)];
     let (fine, told) = said(&mut perf(&nobody))?;
     assert!(!fine && told.contains("no Forebay mount"), "{told}");
     replayed(&file("second"), &file("json"))

@@ -46,7 +46,7 @@ impl Plan {
     /// When too many readers were busy at a time.
     pub fn of(trace: &Trace) -> Result<Plan> {
         let mut plan = Plan {
-            threads: threads(strands(trace)),
+            threads: threads(strands(trace), trace),
             needs: needs(trace),
             ..Plan::default()
         };
@@ -99,27 +99,23 @@ fn strands(trace: &Trace) -> Vec<Strand> {
 }
 
 /// Strands one after the other where the one was over before the next began.
-fn threads(strands: Vec<Strand>) -> Vec<Vec<Strand>> {
+fn threads(strands: Vec<Strand>, trace: &Trace) -> Vec<Vec<Strand>> {
     let mut threads: Vec<Vec<Strand>> = Vec::new();
     let mut free: BinaryHeap<Reverse<(u64, usize)>> = BinaryHeap::new();
-    let mut begins: Vec<u64> = Vec::new();
     for strand in strands {
-        // In the order of accesses, so by number: times may be the same.
-        let begin = u64::from(strand.accesses[0]);
-        let last = strand.accesses.last().copied().unwrap_or(0);
+        let begin = trace.accesses[strand.accesses[0] as usize].at_ns;
         let place = match free.peek() {
-            Some(Reverse((over, place))) if *over < begin => {
+            Some(Reverse((over, place))) if *over <= begin => {
                 let place = *place;
                 free.pop();
                 place
             }
             _ => {
                 threads.push(Vec::new());
-                begins.push(begin);
                 threads.len() - 1
             }
         };
-        free.push(Reverse((u64::from(last), place)));
+        free.push(Reverse((strand.ends_ns, place)));
         threads[place].push(strand);
     }
     threads
@@ -188,8 +184,8 @@ mod tests {
         assert_eq!(
             of_threads,
             [
-                vec![(0, vec![0, 1, 3]), (1, vec![4])],
-                vec![(0, vec![2]), (2, vec![5])]
+                vec![(0, vec![0, 1, 3]), (2, vec![5])],
+                vec![(0, vec![2]), (1, vec![4])]
             ]
         );
         // The second read ends before the first.
