@@ -97,12 +97,11 @@ fn own_queue() -> usize {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     thread_local!(static OWN: Cell<Option<usize>> = const { Cell::new(None) });
     OWN.with(|own| {
-        let number = own.get().unwrap_or_else(|| {
+        own.get().unwrap_or_else(|| {
             let number = NEXT.fetch_add(1, Ordering::Relaxed) % QUEUES;
             own.set(Some(number));
             number
-        });
-        number
+        })
     })
 }
 
@@ -189,7 +188,7 @@ impl Watch {
     }
 
     /// Its bytes came, or did not.
-    pub(crate) fn read(self: Box<Self>, file: Arc<FileVersion>, done: bool) {
+    pub(crate) fn read(self, file: Arc<FileVersion>, done: bool) {
         let deed = Deed::Read {
             offset: self.offset,
             len_bytes: self.len_bytes,
@@ -210,7 +209,7 @@ impl Watch {
     }
 
     /// It was answered.
-    pub(crate) fn done(self: Box<Self>, file: Arc<FileVersion>, deed: Deed) {
+    pub(crate) fn done(self, file: Arc<FileVersion>, deed: Deed) {
         let since = self.came.saturating_duration_since(self.recording.began);
         let access = Access {
             at_ns: since.as_nanos() as u64,

@@ -77,8 +77,10 @@ pub struct Trace {
     pub handles: Vec<u32>,
     /// In the order of their beginning.
     pub accesses: Vec<Access>,
-    /// Threads that asked.
+    /// Threads that asked, the kernel's own among them.
     pub readers: u32,
+    /// Of those, the ones that read.
+    pub reading: usize,
     /// How long was recorded.
     pub elapsed: Duration,
     /// Accesses that the mount could not tell in time.
@@ -180,6 +182,8 @@ impl Trace {
         let readers = self.accesses.iter().map(|access| access.reader + 1);
         self.readers = readers.max().unwrap_or(0);
         let mut ranges: Vec<(u32, u64, u64)> = Vec::new();
+        let reads = self.accesses.iter();
+        let reads = reads.filter(|access| matches!(access.deed, Deed::Read { .. }));
         for access in &self.accesses {
             if let Deed::Read { offset, len_bytes } = access.deed {
                 let file = self.handles[access.handle as usize];
@@ -187,6 +191,10 @@ impl Trace {
             }
         }
         ranges.sort_unstable();
+        let mut reading: Vec<u32> = reads.map(|access| access.reader).collect();
+        reading.sort_unstable();
+        reading.dedup();
+        self.reading = reading.len();
         let (mut last, mut reached) = (None, 0);
         for (file, from, to) in ranges {
             if last != Some(file) {
@@ -249,7 +257,7 @@ impl fmt::Display for Trace {
             "the trace: {} reads of {} files by {} readers in {span:.1} s, {} bytes of them read at least once",
             self.reads(),
             self.files.len(),
-            self.readers,
+            self.reading,
             self.touched_bytes
         )?;
         if self.lost > 0 {
@@ -320,7 +328,7 @@ pub(crate) mod tests {
         let at: Vec<u64> = trace.accesses.iter().map(|one| one.at_ns).collect();
         assert_eq!(at, [50, 100, 500]);
         assert_eq!((trace.touched_bytes(), trace.reads()), (5_000, 2));
-        assert_eq!((trace.lost, trace.left_out, trace.readers), (2, 1, 2));
+        assert_eq!((trace.lost, trace.left_out, trace.reading), (2, 1, 2));
         assert_eq!(trace.span(), Duration::from_nanos(460));
         assert_eq!(trace.by_reader()[1], [(0, 4_000, 1_000)]);
         records.pop();
