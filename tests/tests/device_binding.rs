@@ -208,3 +208,40 @@ fn a_controller_goes_to_vfio_and_back_and_nothing_in_use_does() {
     });
     assert_eq!(kept, [7; 512], "what was on it stayed on it");
 }
+
+#[test]
+fn none_is_moved_when_one_of_them_is_in_use() {
+    let Some(serial) = serial() else { return };
+    let Ok(node) = std::env::var("FOREBAY_NVME_DEVICE") else {
+        println!("SKIPPED: FOREBAY_NVME_DEVICE names no second NVMe device: two were not bound");
+        return;
+    };
+    let name = node.replace("/dev/ng", "nvme");
+    let own = |row: &Value| row["serial"] == serial.as_str();
+    let used = row(|row| row["namespaces"][0]["name"] == name.as_str());
+    let free = row(own);
+    let address = |row: &Value| row["address"].as_str().unwrap().to_owned();
+    let (free, used) = (address(&free), address(&used));
+    // By a name of its own, as containers make them.
+    let block = std::fs::metadata(Path::new("/dev").join(&name)).unwrap();
+    let number = std::os::unix::fs::MetadataExt::rdev(&block);
+    let dir = tempfile::tempdir_in("/dev").unwrap();
+    let elsewhere = dir.path().join("disk");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    let kind = rustix::fs::FileType::BlockDevice;
+    rustix::fs::mknodat(rustix::fs::CWD, &elsewhere, kind, mode, number).unwrap();
+    let mut other = Command::new("sleep")
+        .arg("600")
+        .stdin(File::open(&elsewhere).unwrap())
+        .spawn()
+        .unwrap();
+    let why = format!("is open in process {}", other.id());
+    refused(&["device", "bind", &free, &used], &why);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    for one in [&free, &used] {
+        let now = row(|row| row["address"] == one.as_str());
+        assert_eq!(now["driver"], "nvme", "{now}");
+    }
+    assert!(row(own)["namespaces"][0]["name"].is_string());
+}
