@@ -86,8 +86,8 @@ impl Taken {
         Some(taken)
     }
 
-    /// The one whose serial number is this, which the kernel has.
-    pub fn other(serial: &str) -> Self {
+    /// The one whose serial number is this, which the kernel has, for a driver.
+    pub fn other(serial: &str, driver: &str) -> Self {
         let all: Value = serde_json::from_str(&forebay(&["device", "list", "--json"])).unwrap();
         let all = all.as_array().unwrap();
         let row = all.iter().find(|row| row["serial"] == serial).unwrap();
@@ -97,13 +97,9 @@ impl Taken {
                 .as_str()
                 .expect("its namespace"),
         );
-        forebay(&["device", "bind", &address]);
-        Self { address }
-    }
-
-    /// Back to the kernel.
-    pub fn give_back(&self) {
-        forebay(&["device", "unbind", &self.address]);
+        let other = Self { address };
+        other.give_to(driver);
+        other
     }
 
     /// Has a driver take it from the one that has it.

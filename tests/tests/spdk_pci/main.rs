@@ -16,6 +16,8 @@ mod cluster;
 #[cfg(feature = "spdk")]
 mod device;
 #[cfg(feature = "spdk")]
+mod meddling;
+#[cfg(feature = "spdk")]
 mod mounting;
 #[cfg(feature = "spdk")]
 #[path = "../group/owners.rs"]
@@ -27,8 +29,6 @@ mod owners;
 mod pair;
 #[cfg(feature = "spdk")]
 mod removal;
-#[cfg(feature = "spdk")]
-mod reset;
 #[cfg(feature = "spdk")]
 #[path = "../spdk/rig.rs"]
 mod rig;

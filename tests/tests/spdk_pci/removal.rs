@@ -22,7 +22,7 @@ fn a_device_pulled_under_load_ends_every_operation() {
         );
         return;
     };
-    let other = Taken::other("forebay");
+    let other = Taken::other("forebay", "vfio-pci");
     let both = [&taken, &other].map(|one| one.nvme());
     let pci = both.iter().filter_map(Address::pci).collect();
     let environment = Environment::start(&EnvironmentOptions { pci }).unwrap();
@@ -66,5 +66,5 @@ fn a_device_pulled_under_load_ends_every_operation() {
     }
     // Then the other one is attached like any.
     drop(Namespace::open(&environment, &both[1], &OpenOptions::default()).unwrap());
-    other.give_back();
+    other.give_to("nvme");
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use forebay_cli::host::arena_for_devices;
 use forebay_engine::ports::{BlockDevice, DeviceError};
-use forebay_nvme_spdk::{Loss, OpenOptions};
+use forebay_nvme_spdk::{Address, Environment, EnvironmentOptions, Loss, Namespace, OpenOptions};
 
 use crate::bench::{Bench, CAPACITY_BYTES, MIB, PATIENCE};
 use crate::device::Taken;
@@ -88,9 +88,7 @@ fn a_device_without_an_iommu_that_is_taken_away_ends_no_process() {
     let mut bench = Bench::on(&namespace, arena);
     bench.write(0, 7, BLOCK_BYTES).unwrap();
     assert_eq!(bench.read(0, BLOCK_BYTES).unwrap(), [7; BLOCK_BYTES]);
-    let device = PathBuf::from(format!("/sys/bus/pci/devices/{}", taken.address));
-    fs::write(device.join("remove"), "1").unwrap();
-    assert!(!device.exists());
+    take_away(&taken);
     // The doorbell. Nothing answers, and nothing shows that the device reaches memory no more: its buffers stay with it.
     bench.begin_read(0, BLOCK_BYTES);
     let deadline = Instant::now() + PATIENCE;
@@ -104,10 +102,68 @@ fn a_device_without_an_iommu_that_is_taken_away_ends_no_process() {
     drop(bench);
     drop(namespace);
     assert!(begun.elapsed() < PATIENCE, "its end waits for nothing");
+    bring_back(&taken);
+}
+
+/// SPDK hears of it when it attaches another one, and ends what is under way by its own word: the device may still write.
+#[test]
+fn what_spdk_ends_for_a_device_that_is_taken_away_stays_with_it() {
+    let Some(taken) = Taken::bare() else { return };
+    let other = Taken::other("forebay", "uio_pci_generic");
+    let both = [&taken, &other].map(|one| one.nvme());
+    let pci = both.iter().filter_map(Address::pci).collect();
+    let environment = Environment::start(&EnvironmentOptions { pci }).unwrap();
+    // Longer than this takes: it is not known to hang.
+    let namespace = taken.open_part();
+    let mut bench = Bench::on(&namespace, arena_for_devices(16 << 20).unwrap());
+    bench.write(0, 7, BLOCK_BYTES).unwrap();
+    take_away(&taken);
+    bench.begin_read(0, BLOCK_BYTES);
+    assert!(bench.device.poll().is_none());
+    drop(Namespace::open(&environment, &both[1], &OpenOptions::default()).unwrap());
+    let deadline = Instant::now() + PATIENCE;
+    while namespace.loss().is_none() {
+        assert!(Instant::now() < deadline, "it is not missed");
+        assert!(
+            bench.device.poll().is_none(),
+            "not disarmed, and given back"
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // By SPDK, whose thread for it may know first, and not because the read takes long.
+    let loss = namespace.loss();
+    assert!(
+        matches!(loss, Some(Loss::Failed | Loss::Removed)),
+        "{loss:?}"
+    );
+    for _ in 0..100 {
+        assert!(
+            bench.device.poll().is_none(),
+            "not disarmed, and given back"
+        );
+    }
+    drop(bench);
+    drop(namespace);
+    bring_back(&taken);
+    other.give_to("nvme");
+}
+
+fn take_away(taken: &Taken) {
+    let device = Path::new("/sys/bus/pci/devices").join(&taken.address);
+    fs::write(device.join("remove"), "1").unwrap();
+    assert!(!device.exists());
+}
+
+/// The kernel finds it, and takes it.
+fn bring_back(taken: &Taken) {
     fs::write("/sys/bus/pci/rescan", "1").unwrap();
-    let driver = Path::new(&device).join("driver");
-    while !driver.exists() {
-        assert!(Instant::now() < deadline, "the kernel has it again");
+    let device = Path::new("/sys/bus/pci/devices").join(&taken.address);
+    let deadline = Instant::now() + PATIENCE;
+    while !device.join("driver").exists() {
+        assert!(
+            Instant::now() < deadline,
+            "the kernel does not take it again"
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
 }
