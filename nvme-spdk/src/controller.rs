@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::address::Address;
 use crate::disarm::IDLE_WAIT;
-use crate::driver::{ConnectOptions, HealthQuery, RawController, connect};
+use crate::driver::{ConnectOptions, HealthQuery, RawController, connect, enter};
 use crate::error::{EnvironmentError, Loss, OpenError};
 use crate::watch::{Watch, lock};
 
@@ -194,6 +194,10 @@ fn serve(raw: Arc<RawController>, watch: &Watch, lives: &Receiver<()>) {
     // Since when it shall be disarmed.
     let mut wanted: Option<Instant> = None;
     while let Err(RecvTimeoutError::Timeout) = lives.recv_timeout(ADMIN_PERIOD) {
+        // One that is kept by what never ended is served to the end of the process.
+        let Some(_within) = enter() else {
+            return std::mem::forget(raw);
+        };
         if watch.wants_disarmed() {
             let since = wanted.get_or_insert_with(Instant::now);
             if raw.disarm(since.elapsed() >= IDLE_WAIT) {
@@ -214,6 +218,9 @@ fn serve(raw: Arc<RawController>, watch: &Watch, lives: &Receiver<()>) {
             watch.set_health(page);
         }
     }
+    let Some(_within) = enter() else {
+        return std::mem::forget(raw);
+    };
     // The only handle now: the `Controller` gives up its own before it ends this thread.
     if let Some(raw) = Arc::into_inner(raw) {
         raw.detach();

@@ -21,4 +21,4 @@ pub(crate) use controller::{ConnectOptions, Identity, RawController, RawNamespac
 pub(crate) use health::HealthQuery;
 pub(crate) use memory::Registration;
 pub(crate) use queue_pair::{QueuePair, Refusal, Work, queue_pages};
-pub(crate) use start::{StartOptions, has_iommu, start};
+pub(crate) use start::{StartOptions, enter, has_iommu, start};

@@ -2,9 +2,38 @@
 
 use std::ffi::CString;
 use std::ptr;
+use std::sync::{RwLock, RwLockReadGuard, TryLockError};
+use std::time::{Duration, Instant};
 
 use crate::address::PciAddress;
 use crate::ffi;
+
+/// How long the process's end waits for threads that are within SPDK.
+const END_WAIT: Duration = Duration::from_secs(2);
+
+/// Held for reading by threads within SPDK that the process does not wait for when it ends; for writing from then on.
+static ENDING: RwLock<()> = RwLock::new(());
+
+/// SPDK takes its memory away when the process ends, whoever is within it: not this thread, as long as it has what this gives. None when the
+/// process ends.
+pub(crate) fn enter() -> Option<RwLockReadGuard<'static, ()>> {
+    match ENDING.try_read() {
+        Ok(within) => Some(within),
+        Err(TryLockError::Poisoned(within)) => Some(within.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Comes before the program's destructors.
+extern "C" fn at_exit() {
+    let last = Instant::now() + END_WAIT;
+    while Instant::now() < last {
+        match ENDING.try_write() {
+            Err(TryLockError::WouldBlock) => std::thread::sleep(Duration::from_millis(1)),
+            held => return std::mem::forget(held),
+        }
+    }
+}
 
 /// How SPDK is started.
 #[derive(Clone, Debug)]
@@ -67,7 +96,11 @@ pub(crate) fn start(options: &StartOptions) -> Result<(), i32> {
     // SAFETY: `opts` was filled by SPDK and by us; what it points to (`cores`, `allowed`, the name) lives until the call has
     // returned, and SPDK keeps copies.
     match unsafe { ffi::spdk_env_init(&opts) } {
-        0 => Ok(()),
+        0 => {
+            // SAFETY: a function of this program, which uses nothing that is taken away before. Without it all works but the end.
+            unsafe { libc::atexit(at_exit) };
+            Ok(())
+        }
         errno => Err(errno),
     }
 }
@@ -84,5 +117,20 @@ fn pci_addr(address: &PciAddress) -> ffi::PciAddr {
         bus: address.bus,
         dev: address.device,
         func: address.function,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_waits_for_who_is_within_and_lets_nobody_in() {
+        let within = enter().unwrap();
+        let ends = std::thread::spawn(|| at_exit());
+        assert!(!ends.is_finished(), "somebody is within");
+        drop(within);
+        ends.join().unwrap();
+        assert!(enter().is_none());
     }
 }
