@@ -1,10 +1,11 @@
 //! One user of a namespace by what it is called in the world: two addresses of a target may lead to one namespace.
 //!
-//! A lock on a file in `/run/forebay-locks` for root, else in `$XDG_RUNTIME_DIR/forebay-locks`: it holds among the processes that see that
+//! A lock on a file in `/run/forebay-locks` for root, else in `forebay-locks` below `$XDG_RUNTIME_DIR` or `$FOREBAY_RUNTIME_DIR`: it holds among the processes that see that
 //! directory. Nobody else may write there, nor open its files: whoever can open a file can lock it. Containers each have their own unless
 //! the machine's is given to them, and other machines have others: only a target could tell those apart.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{DirBuilder, File, Metadata, TryLockError};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -118,10 +119,15 @@ fn dir() -> PathBuf {
     if user.is_root() || own(shared).is_ok() {
         return shared.into();
     }
-    match std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from) {
-        Some(dir) if dir.is_absolute() => dir.join("forebay-locks"),
-        _ => shared.into(),
-    }
+    users_dir(|name| std::env::var_os(name)).unwrap_or_else(|| shared.into())
+}
+
+/// Below a user's directory for what runs: services have none but their unit's.
+fn users_dir(variable: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let dirs = ["XDG_RUNTIME_DIR", "FOREBAY_RUNTIME_DIR"].map(variable);
+    let dirs = dirs.into_iter().flatten().map(PathBuf::from);
+    let dir = { dirs }.find(|dir| dir.is_absolute())?;
+    Some(dir.join("forebay-locks"))
 }
 
 /// Makes a directory for locks, where there is none; this user's own it must be.
@@ -320,6 +326,22 @@ mod tests {
         let taken = WorldLock::take_in(dir.path(), &world, &address, "test").unwrap();
         assert!(taken.is_some());
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_users_locks_are_below_what_the_user_has() {
+        let of = |all: &[(&str, &str)]| {
+            users_dir(|name| {
+                let found = all.iter().find(|(one, _)| *one == name);
+                found.map(|(_, value)| value.into())
+            })
+        };
+        let (xdg, own) = (("XDG_RUNTIME_DIR", "/x"), ("FOREBAY_RUNTIME_DIR", "/f"));
+        assert_eq!(of(&[own, xdg]), Some("/x/forebay-locks".into()));
+        assert_eq!(of(&[own]), Some("/f/forebay-locks".into()));
+        let relative = ("XDG_RUNTIME_DIR", "x");
+        assert_eq!(of(&[relative, own]), Some("/f/forebay-locks".into()));
+        assert_eq!(of(&[relative]), None);
     }
 
     #[test]
