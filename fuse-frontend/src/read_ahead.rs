@@ -7,20 +7,33 @@
 //! A read that starts a stream wants nothing beyond itself: random readers pay for the
 //! sub-blocks that they touch. A stream's window is twice what was read in order, so a reader of
 //! a few records wastes little and a scanner is at full width after 16 MiB.
+//!
+//! How wide full width is, readers find out: disks, members and near stores are ahead of them with
+//! [`WINDOW_BYTES_FAST`]. A far store gives some ten MiB/s for each GET, tens of milliseconds late, and is as fast as there
+//! are GETs under way; so a scanner that had to wait for what was announced long before doubles the width of its handle.
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use forebay_engine::limits::STRIPE_BYTES;
 use forebay_engine::ports::Time;
 use parking_lot::Mutex;
 
+/// The widest window of one stream whose reader never waits.
+pub const WINDOW_BYTES_FAST: u64 = 32 << 20;
 /// The widest window of one stream.
-pub const WINDOW_BYTES_MAX: u64 = 32 << 20;
+pub const WINDOW_BYTES_MAX: u64 = 256 << 20;
+/// A read of announced bytes that takes so long had to wait for them.
+pub const WAIT_MIN: Duration = Duration::from_millis(10);
+/// One stream has at most so much of what others leave of the budget, where that is more than
+/// [`WINDOW_BYTES_FAST`]: a tenth of the memory tier, which is what eviction spares of what nobody read yet.
+const STREAM_SHARE: (u64, u64) = (3, 8);
 /// What the first read wants when it begins at offset 0: most files are read from there.
 pub const FIRST_BYTES: u64 = 1 << 20;
 /// Once the window allows it, prefetches are not shorter than this.
-pub const PIECE_BYTES_MIN: u64 = 8 << 20;
+pub const PIECE_BYTES_MIN: u64 = STRIPE_BYTES as u64 / 2;
 /// Sequential runs followed in one handle.
 pub const STREAMS_PER_HANDLE_MAX: usize = 8;
 /// A stream of this many reads tolerates gaps: reads that overtook each other on their way.
@@ -40,6 +53,49 @@ pub struct Plan {
     pub want_bytes: u32,
     /// For `Client::prefetch`, after the read: within the object.
     pub prefetch: Option<Range<u64>>,
+    /// Whether the window is as wide as it may be, and the read's bytes were announced when it was so: when the read
+    /// takes long nevertheless, [`Waits`] wants to know.
+    pub is_timed: bool,
+}
+
+/// What the reads of a handle waited for: they say so from the thread that answers them.
+#[derive(Debug, Default)]
+pub struct Waits {
+    /// The width of the window when a read had to wait; 0: none had.
+    width_bytes: AtomicU64,
+    now_bytes: AtomicU64,
+}
+
+/// One read on its way, of which is told how long it takes.
+#[derive(Debug)]
+pub struct Timed {
+    waits: Arc<Waits>,
+    width_bytes: u64,
+    begun: Instant,
+}
+
+impl Timed {
+    /// Begins now.
+    pub fn begin(waits: &Arc<Waits>) -> Timed {
+        Timed {
+            width_bytes: waits.now_bytes.load(Ordering::Relaxed),
+            waits: waits.clone(),
+            begun: Instant::now(),
+        }
+    }
+
+    /// Its bytes are there.
+    pub fn end(self) {
+        if self.begun.elapsed() >= WAIT_MIN {
+            self.waits.note(self.width_bytes);
+        }
+    }
+}
+
+impl Waits {
+    fn note(&self, width_bytes: u64) {
+        self.width_bytes.store(width_bytes, Ordering::Relaxed);
+    }
 }
 
 /// Bytes that all handles of a mount together may have announced and not read yet.
@@ -79,7 +135,7 @@ impl Budget {
         state.current_bytes + state.previous_bytes
     }
 
-    /// Changes a share to `wish_bytes`, or to what is left. Returns what was granted.
+    /// Changes a share to `wish_bytes`, or to what it may have of what is left. Returns what was granted.
     fn resize(&self, share: &mut Share, wish_bytes: u64, now: Option<Time>) -> u64 {
         let mut state = self.state.lock();
         if let Some(now) = now {
@@ -97,7 +153,10 @@ impl Budget {
             state.previous_bytes -= share.bytes;
         }
         let used = state.current_bytes + state.previous_bytes;
-        let granted = wish_bytes.min(self.limit_bytes.saturating_sub(used));
+        let left = self.limit_bytes.saturating_sub(used);
+        let (part, of) = STREAM_SHARE;
+        let most = left.min((left / of * part).max(WINDOW_BYTES_FAST));
+        let granted = wish_bytes.min(most);
         state.current_bytes += granted;
         *share = Share {
             bytes: granted,
@@ -120,6 +179,10 @@ struct Stream {
     reads: u32,
     /// Bytes before this were read, wanted or prefetched.
     announced: u64,
+    /// The handle's width when the stream last moved ...
+    width: u64,
+    /// ... and what was announced when the window had become as wide: from here on bytes show what the width gives.
+    wide_from: Option<u64>,
     /// Which read of the handle used the stream last.
     used: u64,
     share: Share,
@@ -133,6 +196,8 @@ impl Stream {
             read_bytes: end - offset,
             reads: 1,
             announced: end,
+            width: 0,
+            wide_from: None,
             used,
             share: Share::default(),
         }
@@ -171,7 +236,23 @@ impl Stream {
     fn window_bytes(&self) -> u64 {
         let in_order = self.read_bytes.min(self.next - self.start);
         let floor = if self.start == 0 { FIRST_BYTES } else { 0 };
-        (2 * in_order).clamp(floor, WINDOW_BYTES_MAX)
+        (2 * in_order).max(floor).min(self.width)
+    }
+
+    /// The window may be as wide as this now.
+    fn widen(&mut self, width: u64) {
+        if self.width != width {
+            self.width = width;
+            self.wide_from = None;
+        }
+    }
+
+    /// Whether these bytes were announced by a window as wide as it may be.
+    fn shows_its_width(&mut self, offset: u64, window: u64) -> bool {
+        if window < self.width {
+            return false;
+        }
+        offset >= *self.wide_from.get_or_insert(self.announced)
     }
 }
 
@@ -186,17 +267,39 @@ pub struct ReadAhead {
     reads: u64,
     streams: Vec<Stream>,
     budget: Arc<Budget>,
+    /// How wide a window of it may be.
+    width: u64,
+    waits: Arc<Waits>,
 }
 
 impl ReadAhead {
     /// State for a new handle on an object of `size_bytes`.
     pub fn new(size_bytes: u64, budget: Arc<Budget>) -> Self {
+        let waits = Arc::new(Waits::default());
+        waits.now_bytes.store(WINDOW_BYTES_FAST, Ordering::Relaxed);
         Self {
             size_bytes,
             reads: 0,
             streams: Vec::new(),
             budget,
+            width: WINDOW_BYTES_FAST,
+            waits,
         }
+    }
+
+    /// Whom reads tell that they waited.
+    pub fn waits(&self) -> Arc<Waits> {
+        self.waits.clone()
+    }
+
+    /// Doubles the width when a read waited that was timed with the present one: what an older width was too narrow for
+    /// says nothing of this one.
+    fn widen(&mut self) {
+        if self.waits.width_bytes.load(Ordering::Relaxed) != self.width {
+            return;
+        }
+        self.width = (2 * self.width).min(WINDOW_BYTES_MAX);
+        self.waits.now_bytes.store(self.width, Ordering::Relaxed);
     }
 
     /// Notes a read and says what to ask for with it.
@@ -208,6 +311,7 @@ impl ReadAhead {
             return Plan::default();
         }
         self.reads += 1;
+        self.widen();
         let Some(index) = self
             .streams
             .iter()
@@ -221,7 +325,7 @@ impl ReadAhead {
             };
             return Plan {
                 want_bytes: first as u32,
-                prefetch: None,
+                ..Plan::default()
             };
         };
         let stream = &mut self.streams[index];
@@ -255,21 +359,25 @@ impl ReadAhead {
     fn advance(&mut self, index: usize, offset: u64, end: u64, now: Time) -> Plan {
         let size = self.size_bytes;
         let stream = &mut self.streams[index];
+        stream.widen(self.width);
         let window = stream.window_bytes();
+        let is_timed = stream.shows_its_width(offset, window);
         let mut prefetch = None;
         if stream.next >= size {
             self.budget.resize(&mut stream.share, 0, Some(now));
-        } else if stream.announced < size && stream.announced - stream.next < window / 2 {
-            let target = piece_end(
-                stream.announced,
-                stream.next.saturating_add(window).min(size),
-                size,
-                window,
-            );
-            let granted = self
-                .budget
-                .resize(&mut stream.share, target - stream.next, Some(now));
-            let to = target.min(stream.next + granted);
+        } else if stream.announced < size && stream.announced - stream.next < refill_below(window) {
+            let end = |ahead: u64, window| {
+                let target = stream.next.saturating_add(ahead).min(size);
+                piece_end(stream.announced, target, size, window)
+            };
+            let target = end(window, window);
+            let wish = target - stream.next;
+            let granted = self.budget.resize(&mut stream.share, wish, Some(now));
+            // With less than it wished for, its pieces are still worth a GET.
+            let to = match granted < wish {
+                true => end(granted, granted),
+                false => target,
+            };
             if to > stream.announced {
                 if window >= FIRST_BYTES {
                     prefetch = Some(stream.announced..to);
@@ -281,19 +389,26 @@ impl ReadAhead {
         Plan {
             want_bytes: u32::try_from(want_end - offset).unwrap_or(u32::MAX),
             prefetch,
+            is_timed,
         }
     }
 }
 
-/// Where the next piece ends: at a stripe's end where that leaves a piece worth its GET, at the
+/// With fewer bytes ahead, more are announced: as soon as there is room for a piece, so that as many GETs as a window
+/// has room for are under way nearly always.
+fn refill_below(window: u64) -> u64 {
+    (window / 2).max(window.saturating_sub(PIECE_BYTES_MIN))
+}
+
+/// Where the next piece ends: where a stripe or its half does, if that leaves a piece worth its GET, at the
 /// object's end, or nowhere yet (`from`) when it would be too short.
 fn piece_end(from: u64, target: u64, size: u64, window: u64) -> u64 {
     if target == size {
         return target;
     }
-    let stripe_end = target - target % STRIPE_BYTES as u64;
-    if stripe_end >= from.saturating_add(PIECE_BYTES_MIN) {
-        return stripe_end;
+    let aligned = target - target % PIECE_BYTES_MIN;
+    if aligned >= from.saturating_add(PIECE_BYTES_MIN) {
+        return aligned;
     }
     let shortest = PIECE_BYTES_MIN.min(window / 2);
     if target >= from.saturating_add(shortest) {

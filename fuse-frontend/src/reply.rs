@@ -8,6 +8,7 @@ use fuser::Errno;
 
 use crate::access::Watch;
 use crate::namespace::FileVersion;
+use crate::read_ahead::Timed;
 
 /// An engine reply that a file system can also refuse, and that tells a file when its version is
 /// gone.
@@ -18,6 +19,10 @@ pub trait ReadReply: Reply {
     /// `ReadError::VersionChanged` must call [`FileVersion::supersede`], so that the next open
     /// looks the name up again.
     fn bind(&mut self, file: &Arc<FileVersion>);
+    /// Has the time taken until the bytes are there: [`Timed::end`]. Who does not tell gets the read-ahead of near data.
+    fn time(&mut self, timed: Timed) {
+        drop(timed);
+    }
 }
 
 /// Answers a FUSE READ, on whatever thread has the bytes.
@@ -27,6 +32,7 @@ pub struct FuseReply {
     file: Option<Arc<FileVersion>>,
     /// Where somebody records accesses; boxed, since every waiting read has one.
     watch: Option<Box<Watch>>,
+    timed: Option<Timed>,
 }
 
 impl From<fuser::ReplyData> for FuseReply {
@@ -35,6 +41,7 @@ impl From<fuser::ReplyData> for FuseReply {
             reply,
             file: None,
             watch: None,
+            timed: None,
         }
     }
 }
@@ -60,7 +67,11 @@ impl FuseReply {
 }
 
 impl Reply for FuseReply {
-    fn data(self, bytes: &[u8]) {
+    fn data(mut self, bytes: &[u8]) {
+        // Before the answer: a reader that is quicker than this thread shall find it noted.
+        if let Some(timed) = self.timed.take() {
+            timed.end();
+        }
         self.answer(true, |reply| reply.data(bytes));
     }
 
@@ -81,6 +92,10 @@ impl ReadReply for FuseReply {
 
     fn bind(&mut self, file: &Arc<FileVersion>) {
         self.file = Some(file.clone());
+    }
+
+    fn time(&mut self, timed: Timed) {
+        self.timed = Some(timed);
     }
 }
 

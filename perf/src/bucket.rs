@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::harness::Credentials;
-use forebay_tests::s3::{EmbeddedS3, Options};
+use forebay_tests::s3::{Class, EmbeddedS3, Options};
 
 use crate::interrupt;
+use crate::scenario::Scenario;
 
 const NAME: &str = "perf";
 /// What outlives its reader ends within the longest `--io-timeout` that a figure uses, and some.
@@ -44,6 +45,17 @@ impl Bucket {
             server,
             credentials,
         })
+    }
+
+    /// Its server is as slow as the scenario says, if it says so.
+    pub fn shape(&self, scenario: &Scenario) {
+        if !scenario.has("get-delay") {
+            return;
+        }
+        let delay = Duration::from_millis(scenario.count("get-delay"));
+        let rate = scenario.size_or_auto("get-rate").unwrap_or(0);
+        self.server.faults().set_delay(Class::Get, delay);
+        self.server.faults().set_bandwidth(rate);
     }
 
     /// `s3://...`

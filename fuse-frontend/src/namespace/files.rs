@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::inodes::{FileVersion, Node};
 use super::{Namespace, count};
-use crate::read_ahead::ReadAhead;
+use crate::read_ahead::{ReadAhead, Timed, Waits};
 use crate::reply::ReadReply;
 
 /// A full ring is tried again this often right away ...
@@ -33,6 +33,7 @@ pub(super) struct OpenFile {
     number: u64,
     version: Arc<FileVersion>,
     read_ahead: Mutex<ReadAhead>,
+    waits: Arc<Waits>,
 }
 
 impl<R: ReadReply> Namespace<R> {
@@ -65,6 +66,7 @@ impl<R: ReadReply> Namespace<R> {
         let file = OpenFile {
             number,
             version,
+            waits: read_ahead.waits(),
             read_ahead: Mutex::new(read_ahead),
         };
         let place = self.files.write().insert(Arc::new(file)) as u64;
@@ -88,6 +90,9 @@ impl<R: ReadReply> Namespace<R> {
             .read_ahead
             .lock()
             .on_read(offset, len_bytes, self.client.now());
+        if plan.is_timed {
+            reply.time(Timed::begin(&file.waits));
+        }
         let mut attempt = 0;
         while let Err(Full(refused)) =
             self.client

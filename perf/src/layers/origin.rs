@@ -50,6 +50,7 @@ struct Gets {
 impl Gets {
     fn start(scenario: &Scenario) -> Result<Gets> {
         let bucket = Bucket::start(&[(KEY.to_owned(), scenario.size("data"))])?;
+        bucket.shape(scenario);
         let clock = MonotonicClock::start();
         let credentials = bucket.credentials();
         let config = OriginConfig {

@@ -190,7 +190,7 @@ impl Peer {
             Peer::Ucx => Box::new(links::Ucx::new(scenario)),
             Peer::Local => mount(Box::new(LocalFiles::new(plan))),
             Peer::Rclone | Peer::S3fs | Peer::MountS3 => {
-                mount(Box::new(mounts::PeerMount::new(self, plan)))
+                mount(Box::new(mounts::PeerMount::new(self, scenario, plan)))
             }
         })
     }

@@ -18,6 +18,7 @@ use crate::interrupt;
 use crate::network::Killed;
 use crate::patterns::Target;
 use crate::plan::Plan;
+use crate::scenario::Scenario;
 
 /// What a mount may take to be there.
 const START_MAX: Duration = Duration::from_secs(60);
@@ -29,6 +30,7 @@ const NAMES_LIVE_S: &str = "3600";
 /// A mount of a bucket of its own.
 pub struct PeerMount {
     peer: Peer,
+    scenario: Scenario,
     plan: Plan,
     // In the order of dropping: the daemon goes before what it needs.
     mounted: Option<Mounted>,
@@ -57,9 +59,10 @@ impl Drop for Mounted {
 
 impl PeerMount {
     /// Not started yet.
-    pub fn new(peer: Peer, plan: &Plan) -> PeerMount {
+    pub fn new(peer: Peer, scenario: &Scenario, plan: &Plan) -> PeerMount {
         PeerMount {
             peer,
+            scenario: scenario.clone(),
             plan: plan.clone(),
             mounted: None,
             bucket: None,
@@ -232,6 +235,7 @@ impl Target for PeerMount {
     fn start(&mut self, objects: &[(String, u64)], _: u64) -> Result<()> {
         let name = self.peer.name();
         let bucket = Bucket::start(objects)?;
+        bucket.shape(&self.scenario);
         let dir = self.plan.run.scratch()?;
         let point = dir.path().join("mnt");
         fs::create_dir(&point)?;

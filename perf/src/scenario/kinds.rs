@@ -100,6 +100,19 @@ const STATE: Key = Key {
     meaning: "cached before it is read, or never read before",
 };
 
+const GET_DELAY: Key = Key {
+    name: "get-delay",
+    values: Values::Count(0, 10_000),
+    default: "0",
+    meaning: "milliseconds until the S3 server answers a GET",
+};
+const GET_RATE: Key = Key {
+    name: "get-rate",
+    values: Values::SizeOrAuto(MIB, TIB),
+    default: "auto",
+    meaning: "bytes a second that one connection to the S3 server gives; auto: as many as it can",
+};
+
 const fn block(default: &'static str, most: u64) -> Key {
     Key {
         name: "block",
@@ -204,14 +217,16 @@ static GROUP: [Key; 9] = [
     MEMORY,
     RATE,
 ];
-static ORIGIN: [Key; 5] = [
+static ORIGIN: [Key; 7] = [
     block("8MiB", 8 * MIB),
     depth("4", "GETs under way at a time"),
     with_default(ORDER, "sequential"),
     data("1GiB", TIB),
     RATE,
+    GET_DELAY,
+    GET_RATE,
 ];
-static EPOCH: [Key; 7] = [
+static EPOCH: [Key; 9] = [
     count("files", (1, 10_000_000), "2000", "files"),
     file_size("100KiB"),
     count("workers", (1, 256), "8", "threads that read whole files"),
@@ -219,8 +234,10 @@ static EPOCH: [Key; 7] = [
     with_default(TIER, "disk"),
     STATE,
     MEMORY,
+    GET_DELAY,
+    GET_RATE,
 ];
-static STREAM: [Key; 8] = [
+static STREAM: [Key; 10] = [
     count("files", (1, 10_000), "1", "files"),
     file_size("1GiB"),
     count(
@@ -234,6 +251,8 @@ static STREAM: [Key; 8] = [
     with_default(TIER, "disk"),
     STATE,
     MEMORY,
+    GET_DELAY,
+    GET_RATE,
 ];
 static SAFETENSORS: [Key; 6] = [
     file_size("1GiB"),
@@ -248,7 +267,7 @@ static SAFETENSORS: [Key; 6] = [
     STATE,
     MEMORY,
 ];
-static CHECKPOINT: [Key; 7] = [
+static CHECKPOINT: [Key; 9] = [
     file_size("1GiB"),
     count(
         "readers",
@@ -261,6 +280,8 @@ static CHECKPOINT: [Key; 7] = [
     with_default(TIER, "disk"),
     STATE,
     MEMORY,
+    GET_DELAY,
+    GET_RATE,
 ];
 static LIST: [Key; 5] = [
     count("objects", (1, 10_000_000), "10000", "objects"),

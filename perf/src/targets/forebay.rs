@@ -105,7 +105,9 @@ impl Target for ForebayMount {
         }
         let bytes = if self.on_disk { data_bytes } else { all };
         let memory = memory(&self.scenario, bytes, self.on_disk);
-        self.bench = Some(Bench::start_in(dir, objects, &memory, &flags)?);
+        let bench = Bench::start_in(dir, objects, &memory, &flags)?;
+        bench.bucket().shape(&self.scenario);
+        self.bench = Some(bench);
         Ok(())
     }
 

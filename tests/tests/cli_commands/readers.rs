@@ -270,3 +270,30 @@ fn other_users_get_what_the_flags_allow() {
     place.run(&["umount", "m"]).ok();
     place.assert_clean(&path);
 }
+
+/// A store that is far gives little for each GET: only many at a time make a scan quick.
+#[test]
+fn a_scan_of_a_far_store_has_many_gets_under_way() {
+    if !have_fuse() {
+        return;
+    }
+    let place = Place::new();
+    place.server.put_synthetic("bucket", "x", 1 << 30, 7);
+    let faults = place.server.faults();
+    faults.set_delay(Class::Get, Duration::from_millis(50));
+    faults.set_bandwidth(32 << 20);
+    let path = place.dir("m");
+    let point = path.to_str().unwrap();
+    place
+        .run(&["mount", "s3://bucket", point, "--memory", "1GiB"])
+        .ok();
+    let mut file = fs::File::open(path.join("x")).unwrap();
+    let mut piece = vec![0; 1 << 20];
+    // 32 MiB ahead, as of near stores, are four.
+    let most = || place.server.counters().bodies_open_max;
+    while most() < 8 && file.read(&mut piece).unwrap() > 0 {}
+    assert!(most() >= 8, "at most {} GETs were under way", most());
+    drop(file);
+    place.run(&["umount", point]).ok();
+    place.assert_clean(&path);
+}
