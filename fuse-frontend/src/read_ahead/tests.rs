@@ -251,7 +251,7 @@ fn a_wide_window_leaves_room_for_others_and_asks_by_whole_pieces() {
         let budget = Budget::new(limit);
         let mut reader = Reader::sharing(4 * GIB, &budget);
         let ahead_max = reader.scan_and_wait_mib(0..2048);
-        let most = (limit * 3 / 8).max(WINDOW_BYTES_FAST).min(WINDOW_BYTES_MAX);
+        let most = (limit * 3 / 8).clamp(WINDOW_BYTES_FAST, WINDOW_BYTES_MAX);
         assert!(ahead_max <= most, "{ahead_max} of {limit}");
         assert!(ahead_max + 17 * MIB > most, "{ahead_max} of {limit}");
         let mean = 2048 * MIB / reader.prefetches;
