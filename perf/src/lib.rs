@@ -22,6 +22,7 @@
 //! | [`load`] | readers: sequential, random, many at once |
 //! | [`disk`] | the engine's disk tier in a loop of its own; traces, a model of its policy |
 //! | [`fio`] | the yardstick for disks |
+//! | [`simulate`] | groups that no desk holds, on virtual time |
 //! | [`spdk_perf`] | the yardstick for SPDK |
 //! | [`network`] | fetches from another process, and the yardsticks for them |
 //! | [`guest`] | figures measured in a guest that has an RDMA device |
@@ -77,6 +78,7 @@ pub mod scenario;
 pub mod session;
 pub mod side;
 pub mod sides;
+pub mod simulate;
 pub mod spdk_perf;
 pub mod table;
 pub mod targets;

@@ -23,6 +23,7 @@ use forebay_perf::peers::Peer;
 use forebay_perf::plan::{self, Plan};
 use forebay_perf::run::{Nvme, Rdma, Run};
 use forebay_perf::scenario::Scenario;
+use forebay_perf::simulate::command::{self as simulation, SimulateArgs};
 use forebay_perf::trace::command::{self as traces, TraceCmd};
 use forebay_perf::trace::record::Options as RecordOptions;
 use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
@@ -84,6 +85,8 @@ enum Cmd {
     /// A mount's accesses: recorded, replayed against any configuration, shown.
     #[command(subcommand)]
     Trace(TraceCmd<MeasureArgs>),
+    /// How a group of 8 to 1,000 nodes would do: the engine on virtual time, at costs that are measured here first.
+    Simulate(SimulateArgs),
     /// Compares two builds: instructions of pinned paths (over 3 % more is a failure), and times in turns, which are told. `ab HEAD^`
     /// compares the commit before with this program; what it needs is built in target/ab.
     Ab(AbArgs),
@@ -235,6 +238,10 @@ fn run(args: &Args) -> Result<bool> {
         Cmd::Count(count) => command::count(count, place(args)?.scratch()?.path()),
         Cmd::Run { scenario, measure } => measure_scenario(scenario, args, measure),
         Cmd::Trace(command) => trace(command, args),
+        Cmd::Simulate(simulate) => {
+            simulation::simulate(simulate, &short_plan(args, simulate.seed())?)?;
+            Ok(true)
+        }
         Cmd::Compare {
             peers,
             scenario,
@@ -314,6 +321,7 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         | Cmd::Run { .. }
         | Cmd::Compare { .. }
         | Cmd::Trace(_)
+        | Cmd::Simulate(_)
         | Cmd::Ab(_)
         | Cmd::Count(_)
         | Cmd::List => {}
@@ -384,6 +392,18 @@ fn place(args: &Args) -> Result<Run> {
             perftest: args.perftest.clone(),
         },
         nvme: args.nvme.clone(),
+    })
+}
+
+/// What the costs of a simulation are measured by.
+fn short_plan(args: &Args, seed: u64) -> Result<Plan> {
+    Ok(Plan {
+        run: place(args)?,
+        repeats: 3,
+        span: Duration::from_millis(500),
+        warm_up: Duration::from_millis(200),
+        seed,
+        ceilings: false,
     })
 }
 
@@ -504,6 +524,7 @@ mod tests {
             ("figure engine-4k", true),
             ("figures", true),
             ("trace record /mnt -o file --for 1s", true),
+            ("simulate --nodes 8", true),
             ("count hit-4k", true),
             ("ab HEAD^ .", true),
             ("path hit-4k --operations 1", false),

@@ -4,9 +4,14 @@ use serde_json::{Map, Value};
 
 const SCHEMA: &str = include_str!("../../../docs/perf-schema.json");
 
-/// Whether `value` is as the schema says, else where not.
+/// Whether `value` is as the schema of outcomes says, else where not.
 pub fn check(value: &Value) -> Result<(), String> {
-    let schema: Value = serde_json::from_str(SCHEMA).map_err(|error| error.to_string())?;
+    check_by(SCHEMA, value)
+}
+
+/// The same for another schema.
+pub fn check_by(schema: &str, value: &Value) -> Result<(), String> {
+    let schema: Value = serde_json::from_str(schema).map_err(|error| error.to_string())?;
     against(&schema, &schema, value, "")
 }
 

@@ -15,6 +15,7 @@
 //! | [`device`], [`bay`] | simulated disks: media that lose power, queue pairs that go wrong |
 //! | [`network`] | the simulated network between nodes |
 //! | [`roster`] | the simulated membership |
+//! | [`model`] | how long things take in a group of thousands, at measured costs |
 //! | `seat` | a core and when it has a reason to turn |
 //! | [`clock`], [`rng`], [`schedule`], [`trace`] | time, chance, order, and the event hash |
 //!
@@ -30,6 +31,7 @@ mod changes;
 pub mod clock;
 pub mod device;
 mod groups;
+pub mod model;
 pub mod network;
 mod nodes;
 pub mod origin;

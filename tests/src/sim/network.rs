@@ -30,6 +30,8 @@ pub struct NetProfile {
     pub delay: (Duration, Duration),
     /// Fetches that one core may have under way at one peer.
     pub credits: usize,
+    /// What a host sends and what it receives, each, bytes a second; none: any amount at once.
+    pub link_bytes_per_s: Option<u64>,
     /// Time to flush a connection.
     pub flush: Duration,
     /// What goes wrong.
@@ -44,6 +46,7 @@ impl Default for NetProfile {
         Self {
             delay: (Duration::from_micros(20), Duration::from_micros(500)),
             credits: 16,
+            link_bytes_per_s: None,
             flush: Duration::from_micros(200),
             faults: NetFaults::default(),
             returns_unflushed: false,
@@ -112,6 +115,16 @@ struct Landing {
     payload: Option<Payload>,
 }
 
+/// A host's line.
+#[derive(Clone, Copy, Default)]
+struct Line {
+    sent_bytes: u64,
+    received_bytes: u64,
+    /// What is to be sent, and what is to come, waits until then.
+    sends_until: Time,
+    receives_until: Time,
+}
+
 struct Inbox {
     life: u64,
     events: VecDeque<TransportEvent>,
@@ -133,6 +146,9 @@ struct Net {
     refused: BTreeSet<PeerId>,
     /// Hosts whose lines are so many times slower, for what they receive.
     slow: BTreeMap<PeerId, u32>,
+    lines: BTreeMap<PeerId, Line>,
+    /// Whose inboxes got something, where lines have a speed.
+    touched: Vec<PeerId>,
     plan: Schedule<Happening>,
     handles: u64,
     unflushed: BTreeSet<FetchKey>,
@@ -180,6 +196,8 @@ impl SimNetwork {
             silent: BTreeSet::new(),
             refused: BTreeSet::new(),
             slow: BTreeMap::new(),
+            lines: BTreeMap::new(),
+            touched: Vec::new(),
             plan: Schedule::default(),
             handles: 0,
             unflushed: BTreeSet::new(),
@@ -257,6 +275,18 @@ impl SimNetwork {
         net.slow.clear();
         net.profile.faults = NetFaults::default();
         net.partitions.clear();
+    }
+
+    /// Bytes of answers that a host sent and received up to now, where lines have a speed.
+    pub fn load(&self, host: PeerId) -> (u64, u64) {
+        let line = self.0.borrow().lines.get(&host).copied();
+        let line = line.unwrap_or_default();
+        (line.sent_bytes, line.received_bytes)
+    }
+
+    /// Who got something since the last call, where lines have a speed.
+    pub(super) fn take_touched(&self) -> Vec<PeerId> {
+        std::mem::take(&mut self.0.borrow_mut().touched)
     }
 
     /// Lets everything happen that is due.
@@ -358,7 +388,8 @@ impl Transport for SimTransport {
                     status,
                     payload,
                 };
-                let at = net.landing(asker);
+                let len = landing.payload.as_ref().map_or(0, Payload::len_bytes);
+                let at = net.landing(self.me.at.peer, asker, len as u64);
                 net.plan.push(at, Happening::Lands(landing));
             }
         }
@@ -428,6 +459,9 @@ impl Net {
             && life.is_none_or(|life| life == inbox.life)
         {
             inbox.events.push_back(event);
+            if self.profile.link_bytes_per_s.is_some() {
+                self.touched.push(to.peer);
+            }
         }
     }
 
@@ -451,11 +485,9 @@ impl Net {
     }
 
     fn has_credit(&mut self, me: End, peer: PeerCore) -> bool {
-        let mine = self
-            .fetches
-            .iter()
-            .filter(|(key, fetch)| key.0 == me && fetch.peer == peer);
-        let under_way = mine.count();
+        let mine = (me, FetchTag(0))..=(me, FetchTag(u64::MAX));
+        let mine = self.fetches.range(mine);
+        let under_way = mine.filter(|(_, fetch)| fetch.peer == peer).count();
         let busy = under_way > 0 && self.rng.chance(self.profile.faults.full);
         under_way < self.profile.credits && !busy
     }
@@ -474,10 +506,24 @@ impl Net {
     }
 
     /// When an answer is there.
-    fn landing(&mut self, asker: Option<FetchKey>) -> Time {
+    fn landing(&mut self, from: PeerId, asker: Option<FetchKey>, len_bytes: u64) -> Time {
         let (now, at) = (self.clock.now(), self.arrival());
         let times = asker.and_then(|key| self.slow.get(&key.0.at.peer));
-        now + at.since(now) * times.copied().unwrap_or(1)
+        let delay = at.since(now) * times.copied().unwrap_or(1);
+        let (Some(each_s), Some((to, _))) = (self.profile.link_bytes_per_s, asker) else {
+            return now + delay;
+        };
+        // Through the one line, then through the other, which may begin as soon as the first byte is there.
+        let took = Duration::from_secs_f64(len_bytes as f64 / each_s as f64);
+        let line = self.lines.entry(from).or_default();
+        let begins = line.sends_until.max(now);
+        line.sends_until = begins + took;
+        line.sent_bytes += len_bytes;
+        let line = self.lines.entry(to.at.peer).or_default();
+        let begins = line.receives_until.max(begins + delay);
+        line.receives_until = begins + took;
+        line.received_bytes += len_bytes;
+        line.receives_until
     }
 
     fn ask(
