@@ -111,7 +111,7 @@ impl SimulateArgs {
             "--data may be a --block to 1GiB"
         );
         ensure!(
-            memory >= MEMORY_MIN && memory <= 64 << 30,
+            (MEMORY_MIN..=64 << 30).contains(&memory),
             "--memory may be {}MiB to 64GiB",
             MEMORY_MIN / MIB
         );

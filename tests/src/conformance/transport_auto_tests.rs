@@ -94,6 +94,7 @@ impl TransportRig for AutoRig {
 
 fn profile(faults: NetFaults) -> NetProfile {
     NetProfile {
+        link_bytes_per_s: None,
         delay: (Duration::from_micros(5), Duration::from_micros(400)),
         credits: 32,
         flush: Duration::from_micros(300),

@@ -8,6 +8,7 @@ use crate::sim::network::{NetFaults, NetProfile, SimNetwork, SimTransport};
 
 fn profile() -> NetProfile {
     NetProfile {
+        link_bytes_per_s: None,
         delay: (Duration::from_micros(5), Duration::from_micros(400)),
         credits: 32,
         flush: Duration::from_micros(300),
