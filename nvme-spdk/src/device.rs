@@ -18,6 +18,9 @@ use crate::pace::Pace;
 use crate::trial::{Failed, LOST_PATIENCE, reaches};
 use crate::watch::Gate;
 
+/// A doorbell is rung for so many bytes at the latest.
+const DOORBELL_BYTES: usize = 64 << 10;
+
 /// The deepest queue.
 pub const DEPTH_MAX: usize = 1_024;
 
@@ -59,8 +62,9 @@ pub struct SpdkDevice {
     /// Taken while the gate was closed, in their order; SPDK gets them with the next look.
     waiting: VecDeque<Work>,
     gate: Arc<Gate>,
-    /// Something was submitted and no doorbell rung for it.
-    submitted: bool,
+    unrung: Unrung,
+    /// Looked at since `poll` gave none.
+    looked: bool,
     pace: Pace,
     /// Where a loss is signalled, as long as this is there.
     woken: Option<Arc<OwnedFd>>,
@@ -74,7 +78,8 @@ impl SpdkDevice {
             queue,
             depth: options.depth(),
             ready: VecDeque::new(),
-            submitted: false,
+            unrung: Unrung::default(),
+            looked: false,
             pace: Pace::new(options.spin),
             woken: None,
         }
@@ -170,9 +175,10 @@ impl SpdkDevice {
             self.ready.push_back(event(work, Err(DeviceError::Gone)));
             return Handed::Over;
         }
+        let len_bytes = len_bytes(&work);
         match self.queue.submit(work) {
             Ok(()) => {
-                self.submitted = true;
+                self.unrung.add(len_bytes);
                 self.pace.moved();
             }
             Err((work, Refusal::Full)) => return Handed::Full(work),
@@ -206,10 +212,41 @@ impl SpdkDevice {
 
     /// Looks for completions and rings the doorbell. An end of the queue pair is the end of the controller for this node.
     fn process(&mut self) {
-        self.submitted = false;
+        self.unrung = Unrung::default();
+        self.looked = true;
         if !self.queue.process() {
             self.namespace().controller().watch.lost.lose(Loss::Failed);
         }
+    }
+}
+
+/// What was submitted, and no doorbell rung for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Unrung {
+    operations: usize,
+    bytes: usize,
+}
+
+impl Unrung {
+    fn add(&mut self, len_bytes: usize) {
+        self.operations += 1;
+        self.bytes += len_bytes;
+    }
+
+    /// Whether the device must know now. Where completions lie here that are not taken yet, more will be submitted at once: a few short
+    /// operations wait for those, as long as the device has others.
+    fn is_due(self, found: usize, at_device: usize) -> bool {
+        let may_wait = found > 0 && at_device > 0 && self.bytes < DOORBELL_BYTES;
+        self.operations > 0 && !may_wait
+    }
+}
+
+/// Bytes that an operation moves; a flush must not wait, nor a discard.
+fn len_bytes(work: &Work) -> usize {
+    match work {
+        Work::Read { lease, .. } => lease.len(),
+        Work::Write { bytes, .. } => bytes.len(),
+        Work::Flush { .. } | Work::Discard { .. } => DOORBELL_BYTES,
     }
 }
 
@@ -253,7 +290,10 @@ impl BlockDevice for SpdkDevice {
 
     fn commit(&mut self) {
         self.hand_over_waiting();
-        if self.submitted {
+        let found = self.queue.found();
+        let here = found + self.unrung.operations;
+        let at_device = self.queue.under_way().saturating_sub(here);
+        if self.unrung.is_due(found, at_device) {
             self.process();
         }
     }
@@ -267,9 +307,12 @@ impl BlockDevice for SpdkDevice {
             return Some(event);
         }
         let mut ended = self.queue.next();
-        if ended.is_none() && self.queue.under_way() > 0 {
+        // One look a turn: each costs a doorbell (or a system call) for what it found, and a device that ends things one by one would
+        // be looked at for each.
+        if ended.is_none() && !std::mem::take(&mut self.looked) && self.queue.under_way() > 0 {
             self.process();
             ended = self.queue.next();
+            self.looked = ended.is_some();
         }
         let (work, status) = ended?;
         self.pace.moved();
@@ -278,7 +321,7 @@ impl BlockDevice for SpdkDevice {
     }
 
     fn nap(&mut self) -> Option<Duration> {
-        if !self.ready.is_empty() {
+        if !self.ready.is_empty() || self.queue.found() > 0 {
             return Some(Duration::ZERO);
         }
         let under_way = self.queue.under_way() > 0 || !self.waiting.is_empty();
@@ -389,5 +432,28 @@ fn event(work: Work, result: Result<(), DeviceError>) -> DeviceEvent {
         Work::Write { tag, bytes, .. } => DeviceEvent::Write { tag, bytes, result },
         Work::Flush { tag } => DeviceEvent::Flush { tag, result },
         Work::Discard { tag, .. } => DeviceEvent::Discard { tag, result },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_doorbell_waits_for_more_only_while_the_device_has_something_to_do() {
+        let of = |lengths: &[usize]| {
+            let mut unrung = Unrung::default();
+            lengths.iter().for_each(|len| unrung.add(*len));
+            unrung
+        };
+        assert!(!of(&[]).is_due(0, 0));
+        // Nothing else will be submitted in this turn.
+        assert!(of(&[4096]).is_due(0, 31));
+        // The device has nothing to do.
+        assert!(of(&[4096]).is_due(31, 0));
+        assert!(!of(&[4096]).is_due(4, 27));
+        assert!(!of(&[4096; 15]).is_due(4, 13));
+        assert!(of(&[4096; 16]).is_due(4, 12));
+        assert!(of(&[128 << 10]).is_due(4, 27));
     }
 }

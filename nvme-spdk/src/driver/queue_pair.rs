@@ -159,6 +159,10 @@ impl Completions {
         }
     }
 
+    fn len(&self) -> usize {
+        self.pushed.get() - self.taken.get()
+    }
+
     fn pop(&self) -> Option<(u32, u16)> {
         let taken = self.taken.get();
         (taken < self.pushed.get()).then(|| {
@@ -218,6 +222,11 @@ impl QueuePair {
 
     pub(crate) fn under_way(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Of those, how many have ended and wait for [`QueuePair::next`].
+    pub(crate) fn found(&self) -> usize {
+        self.completions.len().min(self.slots.len())
     }
 
     /// Whether SPDK has ended it, or the controller.
