@@ -22,6 +22,8 @@ use declared::{FUNCTIONS, LATER_FIELDS, LAYOUTS, NUMBERS, Size};
 
 /// The oldest version whose structures are those of `abi`.
 const OLDEST: (u32, u32) = (24, 1);
+/// The newest version whose build ran all tests (docs/decisions/0027-nvme-spdk.md). What is newer and fits is built, with a word.
+const NEWEST_TRIED: (u32, u32) = (25, 5);
 /// Names the length of `struct spdk_nvme_ctrlr_opts` in what the compiler makes.
 const LENGTH_MARK: &str = "forebay_ctrlr_opts_bytes";
 /// Names the version in what the preprocessor prints.
@@ -122,20 +124,26 @@ fn compare() {
         })
     };
     let compared = compiler(&["-fsyntax-only"]);
+    let text = String::from_utf8_lossy(&compiler(&["-E", "-P"]).stdout).into_owned();
+    let version = version(&text);
+    let shown = version.map_or_else(
+        || "?".to_owned(),
+        |(major, minor)| format!("{major}.{minor:02}"),
+    );
     if !compared.status.success() {
-        let text = String::from_utf8_lossy(&compiler(&["-E", "-P"]).stdout).into_owned();
-        let version = text
-            .split_once(VERSION_MARK)
-            .and_then(|(_, rest)| rest.split_once('}'));
-        let version = version.map_or("?", |(version, _)| {
-            version.trim_start_matches([' ', '=']).trim()
-        });
         panic!(
-            "SPDK (version {version}) differs from what Forebay declares of it, which is that of {}.{:02} and later; docs/decisions/0027-nvme-spdk.md \
+            "SPDK (version {shown}) differs from what Forebay declares of it, which is that of {}.{:02} and later; docs/decisions/0027-nvme-spdk.md \
              names the versions that were tried. Use one of those, or correct nvme-spdk/src/ffi. The C compiler says:\n{}",
             OLDEST.0,
             OLDEST.1,
             String::from_utf8_lossy(&compared.stderr)
+        );
+    }
+    if version.is_none_or(|version| version > NEWEST_TRIED) {
+        let (major, minor) = NEWEST_TRIED;
+        println!(
+            "cargo::warning=SPDK {shown} is newer than those that Forebay was tried with, which end at {major}.{minor:02}. Its headers fit; run the tests \
+             on SPDK (CONTRIBUTING.md) before it is trusted with data"
         );
     }
     // SPDK reads options up to the length that it is told, leaves what lies beyond as it was, and must not be told more than
@@ -154,6 +162,21 @@ fn compare() {
             "the C compiler does not tell the length of spdk_nvme_ctrlr_opts: give another compiler in CC"
         ),
     }
+}
+
+/// The version in what the preprocessor has made: `24 * 100 + 1`.
+fn version(text: &str) -> Option<(u32, u32)> {
+    let (_, rest) = text.split_once(VERSION_MARK)?;
+    let (sum, _) = rest.split_once('}')?;
+    let mut numbers = sum.split(|c: char| !c.is_ascii_digit());
+    let mut next = || {
+        numbers
+            .find(|number| !number.is_empty())?
+            .parse::<u32>()
+            .ok()
+    };
+    let (major, _hundred, minor) = (next()?, next()?, next()?);
+    Some((major, minor))
 }
 
 /// One C assertion for each structure, field, number and function.
