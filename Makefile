@@ -21,7 +21,7 @@ help:
 	@echo "                      rdma-vs-tcp, passthrough, one-fetch, join, spread, remote-share,"
 	@echo "                      engine-4k, fuse-seq, fuse-rand, small-files, epoch, cold-stream,"
 	@echo "                      ls-100k, safetensors, verify-cost, core-scaling,"
-	@echo "                      engine-overhead, spdk-tcp"
+	@echo "                      engine-overhead, spdk-tcp, spdk-guest"
 	@echo "make figures          measure all figures; updates docs/performance.md"
 	@echo "make sim SEED=N       replay one seed of the simulator"
 	@echo "make clean            remove what was built"

@@ -34,6 +34,8 @@ impl Bytes {
         let on_disk = |disk: u128| Bytes { memory: 0, disk };
         let data = match scenario.kind() {
             Kind::Device if word("on") == Some("memory") => in_memory(size("data")),
+            // The device is named, and takes what it has room for.
+            Kind::Device if word("on") == Some("spdk") => Bytes::default(),
             Kind::Engine if word("tier") == Some("memory") => in_memory(size("data")),
             Kind::Device | Kind::Engine => on_disk(size("data") * sides),
             Kind::Transport | Kind::Origin => Bytes::default(),
@@ -121,6 +123,7 @@ mod tests {
         };
         assert_eq!(needed("device:on=memory,data=1GiB", 1), (16, 0));
         assert_eq!(needed("device:data=1GiB", 2), (0, 32));
+        assert_eq!(needed("device:on=spdk,data=1TiB", 2), (0, 0));
         assert_eq!(needed("engine:data=128MiB", 1), (2, 0));
         assert_eq!(needed("fuse:data=128MiB", 1), (2, 0));
         assert_eq!(needed("fuse:block=16MiB,depth=32,tier=disk", 2), (8, 16));

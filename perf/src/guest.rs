@@ -25,6 +25,8 @@ pub struct Errand<'a> {
     pub figure: &'a str,
     /// What this program is told beside its name.
     pub arguments: Vec<OsString>,
+    /// Of its environment, what the guest must know.
+    pub environment: Vec<(&'static str, OsString)>,
     /// How to name a device of this machine instead.
     pub instead: &'a str,
 }
@@ -48,7 +50,8 @@ pub fn measure(errand: &Errand<'_>, run: &Run) -> Result<Vec<Part>> {
         .args(["--no-page", "figure", errand.figure])
         .arg("--parts")
         .arg(&parts)
-        .args(&errand.arguments);
+        .args(&errand.arguments)
+        .envs(errand.environment.iter().cloned());
     if run.short {
         command.arg("--short");
     }

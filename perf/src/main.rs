@@ -72,7 +72,7 @@ enum Cmd {
     /// Measures a scenario and the same work by public tools, in turns: `compare rclone,s3fs epoch:files=20000`. Or two outcomes
     /// of earlier runs: `compare a.json b.json`.
     Compare {
-        /// fio, iperf3, ucx, rclone, s3fs, mount-s3, local; several with commas between. Or an outcome's file.
+        /// fio, spdk, iperf3, ucx, rclone, s3fs, mount-s3, local; several with commas between. Or an outcome's file.
         peers: String,
         /// The layer or pattern, and its settings. Or the other outcome's file.
         scenario: String,
@@ -487,6 +487,10 @@ fn measure(figure: Figure, args: &Args) -> Result<String> {
         "{} has no short run",
         figure.name()
     );
+    if let Some(why) = figure.skipped() {
+        println!("SKIPPED: {}: {why}", figure.name());
+        return Ok(format!("{} SKIPPED", figure.name()));
+    }
     println!("{mark}{}:", figure.name());
     let parts = figure.measure(&run)?;
     if let Some(path) = &args.parts {

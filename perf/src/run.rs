@@ -29,7 +29,11 @@ pub struct Nvme {
         env = "FOREBAY_NVME_DEVICE"
     )]
     pub device: Option<PathBuf>,
-    /// Everything on the namespace that --nvme-device names may be lost.
+    /// device:on=spdk: measure on this namespace, by its PCI address (`pci:0000:5e:00.0`) or SPDK's transport id. Its contents are
+    /// LOST, so it is done only together with --overwrite-nvme.
+    #[arg(id = "spdk-device", long = "spdk-device", global = true)]
+    pub spdk: Option<String>,
+    /// Everything on the namespace that --nvme-device or --spdk-device names may be lost.
     #[arg(id = "overwrite-nvme", long = "overwrite-nvme", global = true)]
     pub overwrite: bool,
 }

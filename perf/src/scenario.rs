@@ -363,7 +363,7 @@ mod tests {
             ("device:block=2MiB", "block=2MiB: it may be 4KiB to 1MiB"),
             ("device:depth=0", "depth=0: it may be 1 to 256"),
             ("device:depth=-1", "depth=-1: it may be"),
-            ("device:on=tape", "on=tape: it may be uring|memory"),
+            ("device:on=tape", "on=tape: it may be uring|spdk|memory"),
             (
                 "fuse:block=2MiB,data=1MiB",
                 "data=1MiB holds no block of 2MiB",

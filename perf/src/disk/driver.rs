@@ -81,10 +81,23 @@ impl<D: BlockDevice> Driver<D> {
         arena_bytes: usize,
         clock: Clock,
         config: DiskConfig,
-        device: impl FnOnce(&Arena) -> Result<(DeviceSeat<D>, Option<OwnedFd>)>,
+        device: impl FnOnce(&mut Arena) -> Result<(DeviceSeat<D>, Option<OwnedFd>)>,
     ) -> Result<Self> {
         let arena = Arena::new(arena_bytes).context("no memory for buffers")?;
-        let (seat, bell) = device(&arena)?;
+        Self::over(arena, clock, config, device)
+    }
+
+    /// The same over an arena that was chosen for the device.
+    ///
+    /// # Errors
+    /// What `device` says.
+    pub fn over(
+        mut arena: Arena,
+        clock: Clock,
+        config: DiskConfig,
+        device: impl FnOnce(&mut Arena) -> Result<(DeviceSeat<D>, Option<OwnedFd>)>,
+    ) -> Result<Self> {
+        let (seat, bell) = device(&mut arena)?;
         Ok(Self {
             arena,
             disk: Disk::new(vec![seat], config),

@@ -87,7 +87,7 @@ impl Opening {
         Ok(driver)
     }
 
-    /// Opens, or makes, the log on a namespace by SPDK, and waits for its recovery. What else it holds is lost. Nobody sleeps: who
+    /// Opens, or makes, the log `log` on a namespace by SPDK, and waits for its recovery. What else it holds is lost. Nobody sleeps: who
     /// turns it polls.
     ///
     /// # Errors
@@ -96,12 +96,14 @@ impl Opening {
     pub fn open_spdk(
         &self,
         namespace: &Arc<forebay_nvme_spdk::Namespace>,
+        log: LogId,
     ) -> Result<Driver<forebay_nvme_spdk::SpdkDevice>> {
         let geometry = Geometry::choose(namespace.geometry().capacity_bytes, 1)?;
         let name = namespace.address().to_string();
-        let shared = Arc::new(DeviceShared::new(name, geometry, LOG));
-        let mut driver = Driver::new(
-            self.arena_bytes,
+        let shared = Arc::new(DeviceShared::new(name, geometry, log));
+        let is_pci = namespace.address().pci().is_some();
+        let mut driver = Driver::over(
+            spdk_arena(namespace, self.arena_bytes)?,
             Clock::Real(Instant::now()),
             self.config(),
             |arena| {
@@ -109,7 +111,10 @@ impl Opening {
                     depth: DEPTH,
                     ..Default::default()
                 };
-                let device = namespace.queue_pair(&arena.mapping(), &options)?;
+                let mut device = namespace.queue_pair(&arena.mapping(), &options)?;
+                if is_pci {
+                    device.check_memory(arena.probes())?;
+                }
                 Ok((DeviceSeat { device, shared }, None))
             },
         )?;
@@ -162,6 +167,22 @@ impl Opening {
     pub fn index_bytes_max(&self) -> usize {
         self.entries_max() * DISK_ENTRY_BYTES
     }
+}
+
+/// Buffers for a namespace that SPDK drives: where a node has them.
+///
+/// # Errors
+/// When there is no memory.
+#[cfg(feature = "spdk")]
+pub fn spdk_arena(
+    namespace: &forebay_nvme_spdk::Namespace,
+    len_bytes: usize,
+) -> Result<forebay_engine::arena::Arena> {
+    let arena = match namespace.address().pci() {
+        Some(_) => forebay_cli::host::arena_for_devices(len_bytes),
+        None => forebay_engine::arena::Arena::new(len_bytes),
+    };
+    arena.context("no memory for buffers")
 }
 
 /// Opens a device for writing.

@@ -20,6 +20,8 @@ mod remote_share;
 mod replacement;
 mod restart;
 #[cfg(feature = "spdk")]
+mod spdk_guest;
+#[cfg(feature = "spdk")]
 mod spdk_tcp;
 mod spread;
 mod tcp;
@@ -32,6 +34,10 @@ use crate::samples::Part;
 
 /// Repetitions; medians of these count.
 const REPETITIONS: usize = 5;
+
+/// Where SPDK is not found the program is built without it.
+const WITHOUT_SPDK: &str = "this forebay-perf was built without SPDK: install SPDK so that pkg-config finds spdk_nvme and spdk_env_dpdk, and make \
+     figure builds with it";
 
 /// A figure by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,11 +112,13 @@ pub enum Figure {
     EngineOverhead,
     /// The disk tier over SPDK and NVMe/TCP, against SPDK's own tool.
     SpdkTcp,
+    /// The disk tier on a PCI device by SPDK, against SPDK's own tool and fio by the kernel's driver.
+    SpdkGuest,
 }
 
 impl Figure {
     /// All figures, in the order of running.
-    pub const ALL: [Figure; 35] = [
+    pub const ALL: [Figure; 36] = [
         Figure::FuseNull,
         Figure::Amplification,
         Figure::OneFetchLocal,
@@ -146,6 +154,7 @@ impl Figure {
         Figure::CoreScaling,
         Figure::EngineOverhead,
         Figure::SpdkTcp,
+        Figure::SpdkGuest,
     ];
 
     /// The name on the command line and in the table.
@@ -186,6 +195,7 @@ impl Figure {
             Figure::CoreScaling => "core-scaling",
             Figure::EngineOverhead => "engine-overhead",
             Figure::SpdkTcp => "spdk-tcp",
+            Figure::SpdkGuest => "spdk-guest",
         }
     }
 
@@ -245,11 +255,17 @@ impl Figure {
             Figure::EngineOverhead => engine_overhead::measure(run),
             #[cfg(feature = "spdk")]
             Figure::SpdkTcp => spdk_tcp::measure(run),
+            #[cfg(feature = "spdk")]
+            Figure::SpdkGuest => spdk_guest::measure(run),
             #[cfg(not(feature = "spdk"))]
-            Figure::SpdkTcp => bail!(
-                "this forebay-perf was built without SPDK: make figure F=spdk-tcp builds with it, where pkg-config finds it"
-            ),
+            Figure::SpdkTcp | Figure::SpdkGuest => bail!("{WITHOUT_SPDK}"),
         }
+    }
+
+    /// Why it cannot be measured by this program, wherever it runs; none when it can.
+    pub fn skipped(self) -> Option<&'static str> {
+        let on_spdk = matches!(self, Figure::SpdkTcp | Figure::SpdkGuest);
+        (on_spdk && !cfg!(feature = "spdk")).then_some(WITHOUT_SPDK)
     }
 
     /// Whether it can be measured in a short run.

@@ -34,6 +34,7 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         let errand = Errand {
             figure: "passthrough",
             arguments: vec!["--overwrite-nvme".into()],
+            environment: Vec::new(),
             instead: "name an NVMe namespace of this machine whose contents may be lost (--nvme-device)",
         };
         return guest::measure(&errand, run);
@@ -215,7 +216,7 @@ mod tests {
             rdma: Default::default(),
             nvme: Nvme {
                 device: Some("/dev/null".into()),
-                overwrite: false,
+                ..Nvme::default()
             },
         };
         let refused = measure(&run).expect_err("it is refused");

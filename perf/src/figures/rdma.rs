@@ -34,6 +34,7 @@ pub(super) fn measure(figure: Figure, run: &Run) -> Result<Vec<Part>> {
         let errand = Errand {
             figure: figure.name(),
             arguments: vec!["--perftest".into(), perftest_tree()?.into()],
+            environment: Vec::new(),
             instead: "name an RDMA device of this machine (--device)",
         };
         return guest::measure(&errand, run);

@@ -1,13 +1,16 @@
 //! `spdk-tcp`: reads by the engine's disk tier over SPDK's NVMe/TCP from a target on loopback, against SPDK's own tool. The target
 //! has one processor, who reads the other; both sides poll without rest.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, bail, ensure};
-use forebay_nvme_spdk::{Environment, Namespace, OpenOptions};
+use forebay_nvme_spdk::{Environment, Namespace, OpenOptions, QueueOptions};
 use forebay_tests::devices::target::{SpdkTarget, obstacle};
 
 use crate::cpus;
-use crate::disk::file::Opening;
+use crate::disk::file::{self, Opening};
 use crate::disk::load::{self, Blocks, Order, Reads};
+use crate::layers::noise_on;
 use crate::run::Run;
 use crate::samples::{Part, Target};
 use crate::spdk_perf::{self, Job};
@@ -16,8 +19,8 @@ use crate::turns::{self, Measured, Player, Side};
 const BLOCK_BYTES: usize = 4 << 20;
 const DATA_BYTES: u64 = 256 << 20;
 const CAPACITY_BYTES: u64 = 1 << 30;
-/// Of the target: its namespace, and some for itself.
-const TARGET_MIB: u32 = 1_536;
+/// Of the target: its namespaces, and some for itself.
+const TARGET_MIB: u32 = 1_792;
 const DEPTH: usize = 32;
 const ARENA_BYTES: usize = 128 << 20;
 /// Fills that are not settled yet.
@@ -42,9 +45,12 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
     check()?;
     let target = SpdkTarget::start_with(TARGET_MIB)?;
     let transport_id = target.add("figure", CAPACITY_BYTES, 4096)?;
+    // SPDK's tool reads all of a namespace: one of its own, as large as what Forebay reads, and written as that is.
+    let yardstick = target.add("yardstick", DATA_BYTES, 4096)?;
     let environment = Environment::start(&Default::default())?;
     let address = transport_id.parse().context("the target's address")?;
     let namespace = Namespace::open(&environment, &address, &OpenOptions::default())?;
+    write_all(&environment, &yardstick)?;
     let blocks = Blocks {
         count: DATA_BYTES / BLOCK_BYTES as u64,
         len_bytes: BLOCK_BYTES,
@@ -55,14 +61,15 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
         arena_bytes: ARENA_BYTES,
         verify,
     };
+    let log = file::new_log();
     load::fill(
-        &mut opening(true).open_spdk(&namespace)?,
+        &mut opening(true).open_spdk(&namespace, log)?,
         blocks,
         FILLING_BYTES,
     )?;
     let ours = |verify: bool, len_bytes: usize, seed: u64| {
         cpus::pinned(Some(CPU), || {
-            let mut driver = opening(verify).open_spdk(&namespace)?;
+            let mut driver = opening(verify).open_spdk(&namespace, log)?;
             load::touch_each(&mut driver, blocks)?;
             let reads = Reads {
                 blocks,
@@ -76,7 +83,8 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
     };
     let theirs = |block_bytes: usize| {
         spdk_perf::run(&Job {
-            transport_id: &transport_id,
+            transport_id: &yardstick,
+            random: true,
             block_bytes,
             depth: DEPTH,
             span: run.span(),
@@ -103,12 +111,22 @@ pub(super) fn measure(run: &Run) -> Result<Vec<Part>> {
     Ok(short.into_iter().chain(long).collect())
 }
 
+/// Noise on all of a namespace.
+fn write_all(environment: &Arc<Environment>, transport_id: &str) -> Result<()> {
+    let address = transport_id.parse().context("the target's address")?;
+    let namespace = Namespace::open(environment, &address, &OpenOptions::default())?;
+    let mut arena = file::spdk_arena(&namespace, FILLING_BYTES)?;
+    let mut device = namespace.queue_pair(&arena.mapping(), &QueueOptions::default())?;
+    noise_on(&mut device, &mut arena, namespace.geometry().capacity_bytes)
+}
+
 /// Against SPDK's tool, and what checking adds.
 fn parts(sides: &[Side], target: Target, names: [&'static str; 2]) -> Vec<Part> {
     let [ours, theirs, verified] = [&sides[0], &sides[1], &sides[2]];
     let mut plain = turns::ratio(names[0], target, (ours, theirs), "IOPS", Measured::iops);
     plain.detail += &format!(
-        "; {DEPTH} under way, verification off; each side polls on one processor, the target on the other"
+        "; {DEPTH} under way, verification off; each side reads {} MiB that were written before, on one processor, polling; the target has the other",
+        DATA_BYTES >> 20
     );
     let mut checked = turns::ratio(
         names[1],

@@ -27,8 +27,13 @@ use crate::side::{Side, Turn, watched};
 /// Frames of any class fit for each operation.
 const FRAME_BYTES: usize = 1 << 20;
 
+/// Bytes of an arena whose buffers fit for all operations of a scenario.
+pub(super) fn arena_bytes(scenario: &Scenario) -> usize {
+    scenario.count("depth") as usize * FRAME_BYTES + (16 << 20)
+}
+
 /// Reads of one queue pair.
-struct Reads<D> {
+pub(super) struct Reads<D> {
     // Before the arena's memory: what it has under way comes back first.
     device: D,
     arena: Arena,
@@ -39,7 +44,7 @@ struct Reads<D> {
 }
 
 impl<D: BlockDevice> Reads<D> {
-    fn new(
+    pub(super) fn new(
         device: D,
         mut arena: Arena,
         bell: Option<OwnedFd>,
@@ -123,8 +128,7 @@ impl DeviceSide {
     }
 
     fn arena(&self) -> Result<Arena> {
-        let bytes = self.scenario.count("depth") as usize * FRAME_BYTES;
-        Arena::new(bytes + (16 << 20)).context("no memory for buffers")
+        Arena::new(arena_bytes(&self.scenario)).context("no memory for buffers")
     }
 
     fn open(&self, file: &std::path::Path) -> Result<Reads<UringDevice>> {

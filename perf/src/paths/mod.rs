@@ -142,7 +142,7 @@ pub static TOLD: &[Path] = &[
     #[cfg(feature = "spdk")]
     Path {
         name: "spdk-4k",
-        meaning: "as disk-4k, on SPDK's NVMe/TCP target on loopback; looks that find nothing with it",
+        meaning: "as disk-4k, on SPDK's NVMe/TCP target on loopback, which has answered when it is looked at",
         operations: 8_000,
         judged: false,
         make: spdk::disk_4k,

@@ -2,7 +2,7 @@
 //!
 //! | file | tools |
 //! |---|---|
-//! | [`disks`] | fio |
+//! | [`disks`] | fio, spdk_nvme_perf |
 //! | [`links`] | iperf3, ucx_perftest |
 //! | [`mounts`] | rclone mount, s3fs, mount-s3 |
 //!
@@ -21,6 +21,7 @@ use crate::patterns::side::MountSide;
 use crate::plan::Plan;
 use crate::scenario::{Kind, Scenario};
 use crate::side::Side;
+use crate::spdk_perf;
 use crate::targets::local::LocalFiles;
 
 /// A tool by its name on the command line.
@@ -28,6 +29,8 @@ use crate::targets::local::LocalFiles;
 pub enum Peer {
     /// Reads of files by io_uring.
     Fio,
+    /// SPDK's own tool.
+    Spdk,
     /// A stream over a socket.
     Iperf3,
     /// Messages over UCX.
@@ -44,8 +47,9 @@ pub enum Peer {
 
 impl Peer {
     /// All of them.
-    pub const ALL: [Peer; 7] = [
+    pub const ALL: [Peer; 8] = [
         Peer::Fio,
+        Peer::Spdk,
         Peer::Iperf3,
         Peer::Ucx,
         Peer::Rclone,
@@ -61,6 +65,7 @@ impl Peer {
     pub fn name(self) -> &'static str {
         match self {
             Peer::Fio => "fio",
+            Peer::Spdk => "spdk",
             Peer::Iperf3 => "iperf3",
             Peer::Ucx => "ucx",
             Peer::Rclone => "rclone",
@@ -93,12 +98,15 @@ impl Peer {
             Peer::Rclone => Some(("rclone", "version")),
             Peer::S3fs => Some(("s3fs", "--version")),
             Peer::MountS3 => Some(("mount-s3", "--version")),
-            Peer::Local => None,
+            Peer::Spdk | Peer::Local => None,
         }
     }
 
     /// Whether its program is on the path.
     pub fn is_here(self) -> bool {
+        if self == Peer::Spdk {
+            return spdk_perf::program().is_ok();
+        }
         self.program()
             .is_none_or(|(program, version)| output(program, version).is_some())
     }
@@ -131,6 +139,16 @@ impl Peer {
                 must(
                     scenario.rate().is_none(),
                     "fio counts times from submission, not from arrival: rate=0",
+                );
+            }
+            Peer::Spdk => {
+                must(
+                    word("on") == Some("spdk"),
+                    "it reads what SPDK drives: device:on=spdk",
+                );
+                must(
+                    scenario.rate().is_none(),
+                    "it counts times from submission, not from arrival: rate=0",
                 );
             }
             Peer::Iperf3 | Peer::Ucx => {
@@ -186,6 +204,7 @@ impl Peer {
         let mount = |target| -> Box<dyn Side> { Box::new(MountSide::peer(target, work, plan)) };
         Ok(match self {
             Peer::Fio => Box::new(disks::Fio::new(scenario, plan)),
+            Peer::Spdk => disks::spdk(scenario, plan)?,
             Peer::Iperf3 => Box::new(links::Iperf3::new(scenario)),
             Peer::Ucx => Box::new(links::Ucx::new(scenario)),
             Peer::Local => mount(Box::new(LocalFiles::new(plan))),
@@ -231,6 +250,9 @@ mod tests {
         for (peer, right, wrong) in [
             (Peer::Fio, "device", "device:on=memory"),
             (Peer::Fio, "engine:tier=disk", "device:rate=10"),
+            (Peer::Fio, "device:on=uring", "device:on=spdk"),
+            (Peer::Spdk, "device:on=spdk", "device"),
+            (Peer::Spdk, "device:on=spdk", "device:on=spdk,rate=10"),
             (Peer::Iperf3, "transport", "transport:block=4KiB"),
             (Peer::Ucx, "transport:block=4KiB", "transport:via=rdma"),
             (Peer::Rclone, "list", "device"),

@@ -35,9 +35,9 @@ pub enum Kind {
 
 const ON: Key = Key {
     name: "on",
-    values: Values::OneOf(&["uring", "memory"]),
+    values: Values::OneOf(&["uring", "spdk", "memory"]),
     default: "uring",
-    meaning: "a file on the disk of --dir by io_uring, or a device in memory",
+    meaning: "a file on the disk of --dir by io_uring, the namespace of --spdk-device by SPDK, or a device in memory",
 };
 const VIA: Key = Key {
     name: "via",
