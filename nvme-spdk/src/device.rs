@@ -19,7 +19,7 @@ use crate::trial::{Failed, LOST_PATIENCE, reaches};
 use crate::watch::Gate;
 
 /// A doorbell is rung for so many bytes at the latest.
-const DOORBELL_BYTES: usize = 64 << 10;
+const DOORBELL_BYTES: usize = 512 << 10;
 
 /// The deepest queue.
 pub const DEPTH_MAX: usize = 1_024;
@@ -233,10 +233,10 @@ impl Unrung {
         self.bytes += len_bytes;
     }
 
-    /// Whether the device must know now. Where completions lie here that are not taken yet, more will be submitted at once: a few short
-    /// operations wait for those, as long as the device has others.
+    /// Whether the device must know now. Where completions lie here that are not taken yet, more will be submitted at once: a few
+    /// operations wait for those, as long as the device has at least as many others.
     fn is_due(self, found: usize, at_device: usize) -> bool {
-        let may_wait = found > 0 && at_device > 0 && self.bytes < DOORBELL_BYTES;
+        let may_wait = found > 0 && at_device >= self.operations && self.bytes < DOORBELL_BYTES;
         self.operations > 0 && !may_wait
     }
 }
@@ -452,8 +452,10 @@ mod tests {
         // The device has nothing to do.
         assert!(of(&[4096]).is_due(31, 0));
         assert!(!of(&[4096]).is_due(4, 27));
-        assert!(!of(&[4096; 15]).is_due(4, 13));
-        assert!(of(&[4096; 16]).is_due(4, 12));
-        assert!(of(&[128 << 10]).is_due(4, 27));
+        // Half of what is under way by now.
+        assert!(!of(&[4096; 14]).is_due(4, 14));
+        assert!(of(&[4096; 15]).is_due(4, 13));
+        assert!(!of(&[128 << 10; 3]).is_due(4, 25));
+        assert!(of(&[128 << 10; 4]).is_due(4, 24));
     }
 }
