@@ -151,7 +151,7 @@ impl Moved {
     }
 
     fn to_programs(&self) -> Result<()> {
-        binding::bind(&Sysfs::here(), &self.look()?, &[self.0]).map(drop)
+        binding::bind(&Sysfs::here(), &[self.look()?]).map(drop)
     }
 
     /// Its block device then.
