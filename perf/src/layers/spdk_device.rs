@@ -210,8 +210,10 @@ impl Side for SpdkSide {
         let mut reads = self.reads()?;
         let load = load_of(&self.scenario, turn);
         let here = [Watched::Own("adapter and load".to_owned())];
+        // Where SPDK's tool is, too: who polls must not share a processor with a target that does.
+        let cpu = cpus::two()?[1];
         watched(&here, &load, self.scenario.size("block"), || {
-            pace::slots(&mut reads, &load)
+            cpus::pinned(Some(cpu), || pace::slots(&mut reads, &load))
         })
     }
 
