@@ -1,4 +1,4 @@
-//! What a handle will read next: pure logic, no clock and no I/O of its own.
+//! What a handle will read next: pure logic without I/O; only [`Timed`] looks at a clock.
 //!
 //! A handle's reads arrive out of order (the kernel reads ahead through several threads) and may
 //! belong to several sequential runs at once (threads that share one mapping). So a handle
@@ -6,11 +6,13 @@
 //!
 //! A read that starts a stream wants nothing beyond itself: random readers pay for the
 //! sub-blocks that they touch. A stream's window is twice what was read in order, so a reader of
-//! a few records wastes little and a scanner is at full width after 16 MiB.
+//! a few records wastes little and a scanner is at full width once half of that was read.
 //!
 //! How wide full width is, readers find out: disks, members and near stores are ahead of them with
 //! [`WINDOW_BYTES_FAST`]. A far store gives some ten MiB/s for each GET, tens of milliseconds late, and is as fast as there
 //! are GETs under way; so a scanner that had to wait for what was announced long before doubles the width of its handle.
+//! Where the line is the limit, more GETs make nothing quicker: no window is wider than what is read in [`AHEAD_S_MAX`],
+//! so what is announced comes long before its deadline.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,8 +29,12 @@ pub const WINDOW_BYTES_FAST: u64 = 32 << 20;
 pub const WINDOW_BYTES_MAX: u64 = 256 << 20;
 /// A read of announced bytes that takes so long had to wait for them.
 pub const WAIT_MIN: Duration = Duration::from_millis(10);
+/// A window wider than [`WINDOW_BYTES_FAST`] holds at most what was read in so many seconds.
+pub const AHEAD_S_MAX: u64 = 2;
+/// Over which time it is looked at how much is read.
+const RATE_NS: u64 = 500_000_000;
 /// One stream has at most so much of what others leave of the budget, where that is more than
-/// [`WINDOW_BYTES_FAST`]: a tenth of the memory tier, which is what eviction spares of what nobody read yet.
+/// [`WINDOW_BYTES_FAST`]: about a tenth of the memory tier, so that one scan does not push out all that is hot.
 const STREAM_SHARE: (u64, u64) = (3, 8);
 /// What the first read wants when it begins at offset 0: most files are read from there.
 pub const FIRST_BYTES: u64 = 1 << 20;
@@ -53,9 +59,9 @@ pub struct Plan {
     pub want_bytes: u32,
     /// For `Client::prefetch`, after the read: within the object.
     pub prefetch: Option<Range<u64>>,
-    /// Whether the window is as wide as it may be, and the read's bytes were announced when it was so: when the read
-    /// takes long nevertheless, [`Waits`] wants to know.
-    pub is_timed: bool,
+    /// The width, when the window is that wide and the read's bytes were announced when it was: if the read takes long
+    /// nevertheless, [`Waits`] wants to know.
+    pub timed_width: Option<u64>,
 }
 
 /// What the reads of a handle waited for: they say so from the thread that answers them.
@@ -63,7 +69,6 @@ pub struct Plan {
 pub struct Waits {
     /// The width of the window when a read had to wait; 0: none had.
     width_bytes: AtomicU64,
-    now_bytes: AtomicU64,
 }
 
 /// One read on its way, of which is told how long it takes.
@@ -75,10 +80,10 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// Begins now.
-    pub fn begin(waits: &Arc<Waits>) -> Timed {
+    /// Begins now, with the width of [`Plan::timed_width`].
+    pub fn begin(waits: &Arc<Waits>, width_bytes: u64) -> Timed {
         Timed {
-            width_bytes: waits.now_bytes.load(Ordering::Relaxed),
+            width_bytes,
             waits: waits.clone(),
             begun: Instant::now(),
         }
@@ -87,14 +92,10 @@ impl Timed {
     /// Its bytes are there.
     pub fn end(self) {
         if self.begun.elapsed() >= WAIT_MIN {
-            self.waits.note(self.width_bytes);
+            self.waits
+                .width_bytes
+                .store(self.width_bytes, Ordering::Relaxed);
         }
-    }
-}
-
-impl Waits {
-    fn note(&self, width_bytes: u64) {
-        self.width_bytes.store(width_bytes, Ordering::Relaxed);
     }
 }
 
@@ -135,8 +136,15 @@ impl Budget {
         state.current_bytes + state.previous_bytes
     }
 
-    /// Changes a share to `wish_bytes`, or to what it may have of what is left. Returns what was granted.
-    fn resize(&self, share: &mut Share, wish_bytes: u64, now: Option<Time>) -> u64 {
+    /// Changes a share to `wish_bytes`, or to what it may have of what is left; `held_bytes` of it are announced already and
+    /// are counted as long as there is room. Returns what was granted.
+    fn resize(
+        &self,
+        share: &mut Share,
+        wish_bytes: u64,
+        held_bytes: u64,
+        now: Option<Time>,
+    ) -> u64 {
         let mut state = self.state.lock();
         if let Some(now) = now {
             let epoch = now.0 / EPOCH_NS;
@@ -155,7 +163,8 @@ impl Budget {
         let used = state.current_bytes + state.previous_bytes;
         let left = self.limit_bytes.saturating_sub(used);
         let (part, of) = STREAM_SHARE;
-        let most = left.min((left / of * part).max(WINDOW_BYTES_FAST));
+        let most = (left / of * part).max(WINDOW_BYTES_FAST).max(held_bytes);
+        let most = left.min(most);
         let granted = wish_bytes.min(most);
         state.current_bytes += granted;
         *share = Share {
@@ -181,8 +190,10 @@ struct Stream {
     announced: u64,
     /// The handle's width when the stream last moved ...
     width: u64,
-    /// ... and what was announced when the window had become as wide: from here on bytes show what the width gives.
+    /// ... and from where on bytes are announced by a window that had become as wide: they show what the width gives.
     wide_from: Option<u64>,
+    /// What the budget gave, where that was less than was wished for.
+    granted: Option<u64>,
     /// Which read of the handle used the stream last.
     used: u64,
     share: Share,
@@ -198,6 +209,7 @@ impl Stream {
             announced: end,
             width: 0,
             wide_from: None,
+            granted: None,
             used,
             share: Share::default(),
         }
@@ -206,7 +218,7 @@ impl Stream {
     /// Gives the share back. Random readers have none: they do not meet at the mount's lock.
     fn give_back(&mut self, budget: &Budget) {
         if self.share.bytes > 0 {
-            budget.resize(&mut self.share, 0, None);
+            budget.resize(&mut self.share, 0, 0, None);
         }
     }
 
@@ -239,6 +251,12 @@ impl Stream {
         (2 * in_order).max(floor).min(self.width)
     }
 
+    /// What the budget gives, as far as is known: with less, asking again for each read would meet all others at its lock.
+    fn may_have(&self) -> u64 {
+        self.granted
+            .map_or(u64::MAX, |bytes| bytes.max(2 * FIRST_BYTES))
+    }
+
     /// The window may be as wide as this now.
     fn widen(&mut self, width: u64) {
         if self.width != width {
@@ -247,12 +265,49 @@ impl Stream {
         }
     }
 
-    /// Whether these bytes were announced by a window as wide as it may be.
-    fn shows_its_width(&mut self, offset: u64, window: u64) -> bool {
-        if window < self.width {
+    /// The width, if these bytes were announced by a window as wide as it may be.
+    fn shown_width(&mut self, offset: u64, window: u64) -> Option<u64> {
+        if window < self.width || self.granted.is_some() {
+            self.wide_from = None;
+            return None;
+        }
+        // What lies nearer was announced while the window was on its way to this width.
+        let wide_from = self.next + window.saturating_sub(PIECE_BYTES_MIN);
+        let wide_from = *self.wide_from.get_or_insert(self.announced.max(wide_from));
+        (offset >= wide_from).then_some(self.width)
+    }
+}
+
+/// How much a handle reads.
+#[derive(Debug, Default)]
+struct Rate {
+    since: Option<Time>,
+    bytes: u64,
+    per_second: u64,
+}
+
+impl Rate {
+    /// Bytes were read. Whether the rate was looked at anew.
+    fn add(&mut self, bytes: u64, now: Time) -> bool {
+        let since = *self.since.get_or_insert(now);
+        self.bytes += bytes;
+        let passed = now.0.saturating_sub(since.0);
+        if passed < RATE_NS {
             return false;
         }
-        offset >= *self.wide_from.get_or_insert(self.announced)
+        let per_second = u128::from(self.bytes) * 1_000_000_000 / u128::from(passed);
+        *self = Rate {
+            since: Some(now),
+            bytes: 0,
+            per_second: u64::try_from(per_second).unwrap_or(u64::MAX),
+        };
+        true
+    }
+
+    /// The widest window at this rate.
+    fn width_max(&self) -> u64 {
+        let ahead = self.per_second.saturating_mul(AHEAD_S_MAX);
+        ahead.clamp(WINDOW_BYTES_FAST, WINDOW_BYTES_MAX)
     }
 }
 
@@ -269,21 +324,21 @@ pub struct ReadAhead {
     budget: Arc<Budget>,
     /// How wide a window of it may be.
     width: u64,
+    rate: Rate,
     waits: Arc<Waits>,
 }
 
 impl ReadAhead {
     /// State for a new handle on an object of `size_bytes`.
     pub fn new(size_bytes: u64, budget: Arc<Budget>) -> Self {
-        let waits = Arc::new(Waits::default());
-        waits.now_bytes.store(WINDOW_BYTES_FAST, Ordering::Relaxed);
         Self {
             size_bytes,
             reads: 0,
             streams: Vec::new(),
             budget,
             width: WINDOW_BYTES_FAST,
-            waits,
+            rate: Rate::default(),
+            waits: Arc::default(),
         }
     }
 
@@ -293,13 +348,14 @@ impl ReadAhead {
     }
 
     /// Doubles the width when a read waited that was timed with the present one: what an older width was too narrow for
-    /// says nothing of this one.
-    fn widen(&mut self) {
-        if self.waits.width_bytes.load(Ordering::Relaxed) != self.width {
-            return;
+    /// says nothing of this one. No width outlives the rate that it was for.
+    fn widen(&mut self, moved_bytes: u64, now: Time) {
+        if self.rate.add(moved_bytes, now) {
+            self.width = self.width.min(self.rate.width_max());
         }
-        self.width = (2 * self.width).min(WINDOW_BYTES_MAX);
-        self.waits.now_bytes.store(self.width, Ordering::Relaxed);
+        if self.waits.width_bytes.load(Ordering::Relaxed) == self.width {
+            self.width = (2 * self.width).min(self.rate.width_max());
+        }
     }
 
     /// Notes a read and says what to ask for with it.
@@ -311,7 +367,6 @@ impl ReadAhead {
             return Plan::default();
         }
         self.reads += 1;
-        self.widen();
         let Some(index) = self
             .streams
             .iter()
@@ -329,16 +384,17 @@ impl ReadAhead {
             };
         };
         let stream = &mut self.streams[index];
-        let moved = end > stream.next;
+        let moved = end.saturating_sub(stream.next);
         stream.record(offset, end, self.reads);
         if stream.is_sparse(end - offset) {
             stream.give_back(&self.budget);
             *stream = Stream::begin(offset, end, self.reads);
             return Plan::default();
         }
-        if !moved {
+        if moved == 0 {
             return Plan::default();
         }
+        self.widen(moved, now);
         self.advance(index, offset, end, now)
     }
 
@@ -361,23 +417,26 @@ impl ReadAhead {
         let stream = &mut self.streams[index];
         stream.widen(self.width);
         let window = stream.window_bytes();
-        let is_timed = stream.shows_its_width(offset, window);
+        let ahead = stream.announced - stream.next;
         let mut prefetch = None;
         if stream.next >= size {
-            self.budget.resize(&mut stream.share, 0, Some(now));
-        } else if stream.announced < size && stream.announced - stream.next < refill_below(window) {
+            self.budget.resize(&mut stream.share, 0, 0, Some(now));
+        } else if stream.announced < size && ahead < refill_below(window.min(stream.may_have())) {
             let end = |ahead: u64, window| {
                 let target = stream.next.saturating_add(ahead).min(size);
                 piece_end(stream.announced, target, size, window)
             };
             let target = end(window, window);
             let wish = target - stream.next;
-            let granted = self.budget.resize(&mut stream.share, wish, Some(now));
+            let granted = self
+                .budget
+                .resize(&mut stream.share, wish, ahead, Some(now));
             // With less than it wished for, its pieces are still worth a GET.
             let to = match granted < wish {
                 true => end(granted, granted),
                 false => target,
             };
+            stream.granted = (granted < wish).then_some(granted);
             if to > stream.announced {
                 if window >= FIRST_BYTES {
                     prefetch = Some(stream.announced..to);
@@ -385,11 +444,12 @@ impl ReadAhead {
                 stream.announced = to;
             }
         }
+        let timed_width = stream.shown_width(offset, window);
         let want_end = stream.announced.min(offset.saturating_add(window)).max(end);
         Plan {
             want_bytes: u32::try_from(want_end - offset).unwrap_or(u32::MAX),
             prefetch,
-            is_timed,
+            timed_width,
         }
     }
 }
@@ -401,7 +461,8 @@ fn refill_below(window: u64) -> u64 {
 }
 
 /// Where the next piece ends: where a stripe or its half does, if that leaves a piece worth its GET, at the
-/// object's end, or nowhere yet (`from`) when it would be too short.
+/// object's end, or nowhere yet (`from`) when it would be too short. With a wide window one short piece brings those after
+/// it to where stripes' halves begin: what crosses one is two GETs.
 fn piece_end(from: u64, target: u64, size: u64, window: u64) -> u64 {
     if target == size {
         return target;
@@ -409,6 +470,12 @@ fn piece_end(from: u64, target: u64, size: u64, window: u64) -> u64 {
     let aligned = target - target % PIECE_BYTES_MIN;
     if aligned >= from.saturating_add(PIECE_BYTES_MIN) {
         return aligned;
+    }
+    if window >= 2 * PIECE_BYTES_MIN {
+        return match from % PIECE_BYTES_MIN {
+            0 => from,
+            _ => aligned.max(from),
+        };
     }
     let shortest = PIECE_BYTES_MIN.min(window / 2);
     if target >= from.saturating_add(shortest) {

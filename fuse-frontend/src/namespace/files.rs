@@ -90,8 +90,8 @@ impl<R: ReadReply> Namespace<R> {
             .read_ahead
             .lock()
             .on_read(offset, len_bytes, self.client.now());
-        if plan.is_timed {
-            reply.time(Timed::begin(&file.waits));
+        if let Some(width_bytes) = plan.timed_width {
+            reply.time(Timed::begin(&file.waits, width_bytes));
         }
         let mut attempt = 0;
         while let Err(Full(refused)) =

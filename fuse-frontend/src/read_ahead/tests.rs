@@ -17,7 +17,10 @@ struct Reader {
     size_bytes: u64,
     fetched: HashSet<u64>,
     prefetches: u64,
+    /// What the prefetches are at the origin: none crosses a stripe, or is longer than half of one.
+    gets: u64,
     now: Time,
+    ns_per_byte: u64,
 }
 
 impl Reader {
@@ -31,37 +34,40 @@ impl Reader {
             size_bytes,
             fetched: HashSet::new(),
             prefetches: 0,
+            gets: 0,
             now: Time(1),
+            ns_per_byte: 1,
         }
     }
 
-    /// A read begun now waits for its bytes.
-    fn timed_wait(&self) -> Timed {
-        let timed = Timed::begin(&self.read_ahead.waits);
-        Timed {
-            begun: timed
-                .begun
-                .checked_sub(WAIT_MIN)
-                .expect("the clock began long ago"),
-            ..timed
+    /// A read with this plan waits for its bytes, if anybody wants to know.
+    fn wait(&self, plan: &Plan) {
+        if let Some(width) = plan.timed_width {
+            let timed = Timed::begin(&self.read_ahead.waits, width);
+            let begun = timed.begun.checked_sub(WAIT_MIN);
+            let begun = begun.expect("the clock began long ago");
+            Timed { begun, ..timed }.end();
         }
+    }
+
+    fn ahead_bytes(&self) -> u64 {
+        let streams = self.read_ahead.streams.iter();
+        streams.map(|stream| stream.announced - stream.next).sum()
     }
 
     /// Reads these MiB in order; all that is timed takes long.
     fn scan_and_wait_mib(&mut self, range: Range<u64>) -> u64 {
         let mut ahead_max = 0;
         for n in range {
-            let timed = self.timed_wait();
-            if self.read(n * MIB, MIB as u32).is_timed {
-                timed.end();
-            }
-            let stream = &self.read_ahead.streams[0];
-            ahead_max = ahead_max.max(stream.announced - stream.next);
+            let plan = self.read(n * MIB, MIB as u32);
+            self.wait(&plan);
+            ahead_max = ahead_max.max(self.ahead_bytes());
         }
         ahead_max
     }
 
     fn read(&mut self, offset: u64, len_bytes: u32) -> Plan {
+        self.now.0 += u64::from(len_bytes) * self.ns_per_byte;
         let plan = self.read_ahead.on_read(offset, len_bytes, self.now);
         let len = u64::from(len_bytes.max(plan.want_bytes));
         let stripe_end = (offset / STRIPE_BYTES as u64 + 1) * STRIPE_BYTES as u64;
@@ -76,6 +82,7 @@ impl Reader {
                 "{range:?}"
             );
             self.prefetches += 1;
+            self.gets += range.end.div_ceil(PIECE_BYTES_MIN) - range.start / PIECE_BYTES_MIN;
             self.fetch(range);
         }
         plan
@@ -128,8 +135,8 @@ fn a_scan_opens_the_window_keeps_ahead_and_stops_at_the_end() {
     while offset < size {
         let (plan, announced) = ahead_of(offset);
         let next = (offset + MIB).min(size);
-        assert!(announced - next <= WINDOW_BYTES_MAX && announced <= size);
-        if offset > 20 * MIB && next + WINDOW_BYTES_MAX < size {
+        assert!(announced - next <= WINDOW_BYTES_FAST && announced <= size);
+        if offset > 20 * MIB && next + WINDOW_BYTES_FAST < size {
             assert!(
                 announced - next >= 23 * MIB,
                 "all but a piece of the window is left at {offset}"
@@ -161,32 +168,31 @@ fn a_scan_opens_the_window_keeps_ahead_and_stops_at_the_end() {
 
 #[test]
 fn a_reader_that_waits_gets_a_wider_window() {
-    let size = 2 * GIB + 12_345;
+    let size = 3 * GIB + 12_345;
     let mut reader = Reader::sharing(size, &Budget::new(4 * GIB));
-    let ahead_max = reader.scan_and_wait_mib(0..1024);
+    let ahead_max = reader.scan_and_wait_mib(0..2048);
     assert_eq!(reader.read_ahead.width, WINDOW_BYTES_MAX);
     assert!(
-        ahead_max > WINDOW_BYTES_MAX - 2 * STRIPE_BYTES as u64,
+        ahead_max > WINDOW_BYTES_MAX - 2 * PIECE_BYTES_MIN,
         "{ahead_max}"
     );
     assert!(ahead_max <= WINDOW_BYTES_MAX);
     // Once it is wide it stays filled, by pieces that are worth a GET.
-    let before = reader.prefetches;
-    for n in 1024..1536 {
+    let before = reader.gets;
+    for n in 2048..2560 {
         reader.read(n * MIB, MIB as u32);
-        let stream = &reader.read_ahead.streams[0];
-        let ahead = stream.announced - stream.next;
+        let ahead = reader.ahead_bytes();
         assert!(
             ahead + 2 * PIECE_BYTES_MIN >= WINDOW_BYTES_MAX,
             "{ahead} ahead"
         );
     }
     assert!(
-        reader.prefetches - before <= 512 / 8,
-        "{} prefetches",
-        reader.prefetches - before
+        reader.gets - before <= 512 / 8,
+        "{} GETs",
+        reader.gets - before
     );
-    reader.scan_mib(1536..2049);
+    reader.scan_mib(2560..3073);
     assert_eq!(
         reader.fetched_bytes(),
         size.next_multiple_of(SUB_BLOCK_BYTES as u64)
@@ -197,41 +203,64 @@ fn a_reader_that_waits_gets_a_wider_window() {
 #[test]
 fn who_is_answered_soon_stays_narrow() {
     let mut reader = Reader::new(GIB);
+    let mut timed = 0;
     for n in 0..512 {
-        let timed = Timed::begin(&reader.read_ahead.waits);
-        if reader.read(n * MIB, MIB as u32).is_timed {
+        if let Some(width) = reader.read(n * MIB, MIB as u32).timed_width {
+            timed += 1;
+            let soon = Timed::begin(&reader.read_ahead.waits, width);
             // An hour from now it could not be said to be quick any more.
-            Timed {
-                begun: Instant::now() + Duration::from_secs(3600),
-                ..timed
-            }
-            .end();
+            let begun = soon.begun + Duration::from_secs(3600);
+            Timed { begun, ..soon }.end();
         }
     }
+    assert!(timed > 400, "{timed} reads were timed");
     assert_eq!(reader.read_ahead.width, WINDOW_BYTES_FAST);
+}
+
+/// More GETs on a line that is full would each be so slow that they come too late.
+#[test]
+fn a_slow_line_gets_no_wider_window() {
+    let mut reader = Reader::sharing(4 * GIB, &Budget::new(4 * GIB));
+    // 50 Mbit/s.
+    reader.ns_per_byte = 160;
+    let ahead_max = reader.scan_and_wait_mib(0..1024);
+    assert!(ahead_max <= WINDOW_BYTES_FAST, "{ahead_max}");
+    // 50 MB/s: two seconds of that.
+    reader.ns_per_byte = 20;
+    let ahead_max = reader.scan_and_wait_mib(1024..2048);
+    assert!(
+        ahead_max > 80_000_000 && ahead_max <= 110_000_000,
+        "{ahead_max}"
+    );
+    reader.ns_per_byte = 160;
+    reader.scan_and_wait_mib(2048..2304);
+    assert!(
+        reader.ahead_bytes() <= WINDOW_BYTES_FAST,
+        "it is narrow again: {}",
+        reader.ahead_bytes()
+    );
 }
 
 #[test]
 fn reads_that_waited_together_widen_once() {
     let mut reader = Reader::new(4 * GIB);
-    reader.scan_mib(0..64);
-    let waited: Vec<Timed> = (0..8).map(|_| reader.timed_wait()).collect();
-    for (n, timed) in (64..).zip(waited) {
-        timed.end();
+    reader.scan_mib(0..1024);
+    let together: Vec<Plan> = (1024..1032)
+        .map(|n| reader.read(n * MIB, MIB as u32))
+        .collect();
+    for (n, plan) in (1032..).zip(&together) {
+        reader.wait(plan);
         reader.read(n * MIB, MIB as u32);
     }
     assert_eq!(reader.read_ahead.width, 2 * WINDOW_BYTES_FAST);
     // What was announced before is no proof of what the new width gives.
-    assert!(!reader.read(72 * MIB, MIB as u32).is_timed);
-    let later: Vec<bool> = (73..200)
-        .map(|n| reader.read(n * MIB, MIB as u32).is_timed)
+    let later: Vec<bool> = (1040..1200)
+        .map(|n| reader.read(n * MIB, MIB as u32).timed_width.is_some())
         .collect();
-    let first = later
-        .iter()
-        .position(|timed| *timed)
-        .expect("no read is timed again");
+    let first = later.iter().position(|timed| *timed);
+    let first = first.expect("no read is timed again");
     assert!(
-        first >= 4 && later[first..].iter().all(|timed| *timed),
+        first >= 32 && later[first..].iter().all(|timed| *timed),
         "from {first}"
     );
 }
@@ -241,7 +270,20 @@ fn reads_at_random_are_not_timed() {
     let mut reader = Reader::new(GIB);
     for n in 1..500u64 {
         let at = n * 7919 % 8000 * 128 * 1024;
-        assert!(!reader.read(at, 4096).is_timed);
+        assert_eq!(reader.read(at, 4096).timed_width, None);
+    }
+}
+
+#[test]
+fn small_reads_in_order_come_to_where_stripes_begin() {
+    for len in [4096, 100_000, 128 << 10, MIB] {
+        let size = 512 * MIB;
+        let mut reader = Reader::new(size);
+        for n in 0..size / len {
+            reader.read(n * len, len as u32);
+        }
+        let gets = reader.gets;
+        assert!(gets <= size / PIECE_BYTES_MIN + 12, "{gets} GETs of {len}");
     }
 }
 
@@ -250,20 +292,41 @@ fn a_wide_window_leaves_room_for_others_and_asks_by_whole_pieces() {
     for limit in [128 * MIB, 256 * MIB, GIB] {
         let budget = Budget::new(limit);
         let mut reader = Reader::sharing(4 * GIB, &budget);
-        let ahead_max = reader.scan_and_wait_mib(0..2048);
+        let ahead_max = reader.scan_and_wait_mib(0..3072);
         let most = (limit * 3 / 8).clamp(WINDOW_BYTES_FAST, WINDOW_BYTES_MAX);
         assert!(ahead_max <= most, "{ahead_max} of {limit}");
         assert!(ahead_max + 17 * MIB > most, "{ahead_max} of {limit}");
-        let mean = 2048 * MIB / reader.prefetches;
+        let mean = 3072 * MIB / reader.gets;
         assert!(
             mean >= PIECE_BYTES_MIN / 8 * 7,
             "{mean} bytes each of {limit}"
         );
         let mut other = Reader::sharing(GIB, &budget);
         other.scan_mib(0..64);
-        let stream = &other.read_ahead.streams[0];
-        assert!(stream.announced - stream.next > 14 * MIB, "of {limit}");
+        assert!(other.ahead_bytes() > 14 * MIB, "of {limit}");
     }
+}
+
+#[test]
+fn what_is_announced_stays_within_the_budget_when_others_come() {
+    let budget = Budget::new(GIB);
+    let mut readers: Vec<Reader> = (0..16).map(|_| Reader::sharing(8 * GIB, &budget)).collect();
+    for count in [1, 2, 4, 16] {
+        for n in 0..1024 {
+            for (which, reader) in readers[..count].iter_mut().enumerate() {
+                let at = n + 1024 * (count.trailing_zeros() as u64);
+                let plan = reader.read(at * MIB, MIB as u32);
+                if which % 2 == 0 {
+                    reader.wait(&plan);
+                }
+            }
+            let ahead: u64 = readers.iter().map(Reader::ahead_bytes).sum();
+            assert!(ahead <= GIB, "{ahead} by {count} readers");
+            assert!(budget.used_bytes() <= GIB);
+        }
+    }
+    // The last that came are not the last in the line.
+    assert!(readers.iter().all(|reader| reader.ahead_bytes() >= 8 * MIB));
 }
 
 #[test]
