@@ -7,6 +7,7 @@ use anyhow::{Result, ensure};
 use crate::patterns::Work;
 use crate::plan::Plan;
 use crate::scenario::{Kind, Scenario};
+use crate::trace::Trace;
 
 /// A name in the list of objects, in the server's, in the daemon's.
 const NAME_BYTES: u128 = 256;
@@ -30,6 +31,8 @@ impl Bytes {
             true => size("block") * u128::from(scenario.count("depth")),
             false => 0,
         };
+        let replayed = work.trace().map_or(0, Trace::memory_bytes);
+        let replayed = u128::from(replayed);
         let in_memory = |memory: u128| Bytes { memory, disk: 0 };
         let on_disk = |disk: u128| Bytes { memory: 0, disk };
         let data = match scenario.kind() {
@@ -58,7 +61,7 @@ impl Bytes {
             }
         };
         Bytes {
-            memory: data.memory + buffers,
+            memory: data.memory + buffers + replayed,
             ..data
         }
     }
@@ -134,6 +137,33 @@ mod tests {
         // More than 64 bits hold, and no panic.
         let all = needed("epoch:files=10000000,size=1TiB,state=cold", 4);
         assert!(all.1 > u128::from(u64::MAX) / (64 * MIB));
+    }
+
+    #[test]
+    fn a_trace_takes_its_readers_buffers() -> anyhow::Result<()> {
+        use forebay_cli::trace::format::{Encoder, Record, header};
+
+        use crate::trace::tests::{read, timed};
+
+        let mut encoder = Encoder::default();
+        encoder.push(&Record::File {
+            size_bytes: 16 << 20,
+            name: None,
+        });
+        encoder.push(&Record::Handle { file: 0 });
+        for reader in 0..100 {
+            encoder.push(&read(timed(1, 50, reader, 0), 0, 16 << 20));
+        }
+        encoder.push(&Record::End {
+            elapsed_ns: 60,
+            accesses: 100,
+        });
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(file.path(), [&header(false)[..], &encoder.take()].concat())?;
+        let scenario = format!("trace:file={},tier=disk", file.path().display()).parse()?;
+        let needed = Bytes::needed(&Work::open(&scenario)?, 5, 1);
+        assert_eq!(needed.memory >> 20, 1_600);
+        Ok(())
     }
 
     #[test]

@@ -19,7 +19,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(10);
 /// Nothing ended for so long: a side is stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 /// The last part of a wait for an arrival is spent looking at the clock: sleeping is not that exact.
-const SPIN: Duration = Duration::from_micros(80);
+pub(crate) const SPIN: Duration = Duration::from_micros(80);
 /// Arrivals that wait at most.
 const BACKLOG_MAX: usize = 10_000_000;
 /// Between looks at the signals, in operations.

@@ -10,14 +10,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use forebay_cli::trace::format::Decoder;
+use forebay_cli::trace::format::{Decoder, Encoder, Record, Timed, header};
 use forebay_perf::bench::Bench;
 use forebay_perf::direct::{AlignedBuf, open_direct};
 use forebay_perf::outcome::Outcome;
-use forebay_perf::patterns::Work;
+use forebay_perf::patterns::{Ran, Work};
 use forebay_perf::side::Turn;
-use forebay_perf::trace::Trace;
 use forebay_perf::trace::record::{self, Options, Recorded};
+use forebay_perf::trace::{Deed, Trace};
 
 const MIB: u64 = 1 << 20;
 
@@ -141,23 +141,8 @@ fn a_replay_reads_what_was_recorded() -> Result<()> {
     assert_eq!(trace.accesses.len() as u64, trace.reads() + 6);
 
     for speed in ["1", "max"] {
-        let file = first.display();
-        let scenario = format!("trace:file={file},speed={speed},tier=memory");
-        let work = Work::open(&scenario.parse()?)?;
-        let mount = Bench::start(&work.objects(1), "128MiB")?;
         let again = dir.path().join(format!("again-{speed}"));
-        let turn = Turn {
-            number: 1,
-            span: Duration::ZERO,
-            seed: 1,
-        };
-        let mut ran = None;
-        recorded(mount.point(), &again, || {
-            ran = Some(work.run(mount.point(), &turn)?);
-            Ok(())
-        })?;
-        mount.end()?;
-        let ran = ran.context("it ran")?;
+        let ran = replayed_again(&first, speed, &again)?;
         assert_eq!(ran.paced.operations, trace.reads());
         let replayed = Trace::read(&again)?;
         assert_eq!(readers(&replayed), wanted(), "speed={speed}");
@@ -169,6 +154,106 @@ fn a_replay_reads_what_was_recorded() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// One reader that has four reads under way at a time, and opens and closes its file: another trace than a mount gives today.
+fn overlapping(file: &Path) -> Result<()> {
+    let mut encoder = Encoder::default();
+    encoder.push(&Record::File {
+        size_bytes: 8 * MIB + 1_000,
+        name: None,
+    });
+    encoder.push(&Record::Handle { file: 0 });
+    let timed = |at_us: u64, took_us: u64| Timed {
+        at_ns: at_us * 1_000,
+        took_ns: took_us * 1_000,
+        reader: 0,
+        handle: 0,
+    };
+    encoder.push(&Record::Open(timed(0, 5)));
+    for n in 0..64u64 {
+        // Each group of four begins when the one before has ended.
+        encoder.push(&Record::Read {
+            timed: timed(100 + n / 4 * 1_000 + n % 4 * 10, 800),
+            offset: n * 128 * 1_024,
+            len_bytes: 128 * 1_024,
+            done: true,
+        });
+    }
+    encoder.push(&Record::Close(timed(20_000, 5)));
+    encoder.push(&Record::End {
+        elapsed_ns: 30_000_000,
+        accesses: 66,
+    });
+    std::fs::write(file, [&header(false)[..], &encoder.take()].concat())?;
+    Ok(())
+}
+
+#[test]
+fn a_replay_of_overlapping_reads_reads_each_once_and_in_groups() -> Result<()> {
+    if !has_fuse() {
+        return Ok(());
+    }
+    let dir = tempfile::tempdir()?;
+    let first = dir.path().join("first");
+    overlapping(&first)?;
+    let trace = Trace::read(&first)?;
+    for speed in ["1", "max"] {
+        let again = dir.path().join(format!("again-{speed}"));
+        replayed_again(&first, speed, &again)?;
+        let replayed = Trace::read(&again)?;
+        let ranges = |trace: &Trace| {
+            let mut all: Vec<_> = trace.by_reader().into_iter().flatten().collect();
+            all.sort_unstable();
+            all
+        };
+        assert_eq!(ranges(&replayed), ranges(&trace), "speed={speed}");
+        assert_eq!(replayed.accesses.len(), trace.accesses.len());
+        assert_eq!((replayed.handles.len(), replayed.reading), (1, 4));
+        if speed == "max" {
+            // No group begins before the one before has ended. A mount tells of an end before the reader has seen it.
+            let groups: Vec<(u64, u64)> = (0..16u64)
+                .map(|group| {
+                    let reads = replayed.accesses.iter().filter(|access| {
+                        let at = match access.deed {
+                            Deed::Read { offset, .. } => offset,
+                            _ => return false,
+                        };
+                        at / (4 * 128 * 1_024) == group
+                    });
+                    let (mut begins, mut ends) = (u64::MAX, 0);
+                    for read in reads {
+                        (begins, ends) = (begins.min(read.at_ns), ends.max(read.end_ns()));
+                    }
+                    (begins, ends)
+                })
+                .collect();
+            for pair in groups.windows(2) {
+                assert!(pair[0].1 <= pair[1].0, "{groups:?}");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Replays `trace` on a mount of its own, and records that.
+fn replayed_again(trace: &Path, speed: &str, again: &Path) -> Result<Ran> {
+    let file = trace.display();
+    let scenario = format!("trace:file={file},speed={speed},tier=memory");
+    let work = Work::open(&scenario.parse()?)?;
+    let mount = Bench::start(&work.objects(1), "128MiB")?;
+    let turn = Turn {
+        number: 1,
+        span: Duration::ZERO,
+        seed: 1,
+    };
+    let mut ran = None;
+    recorded(mount.point(), again, || {
+        ran = Some(work.run(mount.point(), &turn)?);
+        Ok(())
+    })?;
+    mount.end()?;
+    ran.context("it ran")
 }
 
 fn perf(arguments: &[&str]) -> Command {

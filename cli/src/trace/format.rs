@@ -19,6 +19,8 @@ pub const FRAME_BYTES_MAX: usize = 1 << 20;
 /// The longest record: a name and some numbers.
 const RECORD_BYTES_MAX: usize = 2_048;
 const NAME_BYTES_MAX: u64 = 1_024;
+/// The longest read: a kernel asks a mount for far less at once.
+const READ_BYTES_MAX: u64 = 16 << 20;
 /// Files, handles and readers of one trace: more is no trace that could be replayed.
 pub const NUMBERS_MAX: u32 = 16_000_000;
 
@@ -113,6 +115,15 @@ pub fn header(names: bool) -> [u8; HEADER_BYTES] {
     header
 }
 
+/// As much of a key as a trace takes.
+fn cut_name(name: &str) -> &str {
+    let mut end = name.len().min(NAME_BYTES_MAX as usize);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
+}
+
 fn checksum(records: &[u8]) -> [u8; 4] {
     let hash = blake3::hash(records);
     let bytes = hash.as_bytes();
@@ -145,6 +156,7 @@ impl Encoder {
                 self.records.push(tag::FILE);
                 self.number(*size_bytes);
                 if let Some(name) = name {
+                    let name = cut_name(name);
                     self.number(name.len() as u64);
                     self.records.extend_from_slice(name.as_bytes());
                 }
@@ -234,6 +246,8 @@ pub struct Decoder {
     handles: Vec<u32>,
     readers: u32,
     accesses: u64,
+    /// Those of whole frames.
+    whole_accesses: u64,
     ended: bool,
 }
 
@@ -263,15 +277,15 @@ impl Decoder {
             }
             rest = &rest[used..];
             self.at += used as u64;
+            self.whole_accesses = self.accesses;
         }
         self.waiting = rest.to_vec();
         Ok(())
     }
 
-    /// Forgets what is no whole frame; how many bytes there are without it.
-    pub fn cut(&mut self) -> u64 {
-        self.waiting.clear();
-        self.at
+    /// Bytes without what is no whole frame, or not understood; and the accesses in them.
+    pub fn whole(&self) -> (u64, u64) {
+        (self.at, self.whole_accesses)
     }
 
     /// There are no more bytes.
@@ -436,6 +450,11 @@ impl Decoder {
                 "{len} bytes at {offset} of a file of {size}: the file was damaged"
             ));
         };
+        if len > READ_BYTES_MAX {
+            return Err(format!(
+                "a read of {len} bytes: none is longer than {READ_BYTES_MAX}"
+            ));
+        }
         self.context.offset = end;
         Ok(Record::Read {
             timed,
@@ -602,6 +621,61 @@ mod tests {
         let bytes = [header(false).to_vec(), encoder.take()].concat();
         assert!(bytes.len() > 2 * FRAME_BYTES_MAX);
         assert_eq!(decoded(&bytes, 1 << 16).map(|all| all.len()), Ok(400_003));
+    }
+
+    #[test]
+    fn a_long_key_is_cut_where_a_character_ends() {
+        for (name, kept) in [
+            ("x".repeat(2_000), 1_024),
+            ("\u{e4}".repeat(600), 1_024),
+            (format!("x{}", "\u{e4}".repeat(600)), 1_023),
+            ("short".to_owned(), 5),
+        ] {
+            let mut encoder = Encoder::default();
+            let file = Record::File {
+                size_bytes: 1,
+                name: Some(name.clone()),
+            };
+            encoder.push(&file);
+            let (elapsed_ns, accesses) = (0, 0);
+            encoder.push(&Record::End {
+                elapsed_ns,
+                accesses,
+            });
+            let bytes = [&header(true)[..], &encoder.take()].concat();
+            let found = decoded(&bytes, 64).expect("it is a trace");
+            let wanted = Record::File {
+                size_bytes: 1,
+                name: Some(name[..kept].to_owned()),
+            };
+            assert_eq!(found[0], wanted);
+        }
+    }
+
+    #[test]
+    fn no_read_is_longer_than_a_kernel_asks_for() {
+        for (len_bytes, fine) in [(16 << 20, true), ((16 << 20) + 1, false), (u32::MAX, false)] {
+            let mut encoder = Encoder::default();
+            encoder.push(&Record::File {
+                size_bytes: 1 << 40,
+                name: None,
+            });
+            encoder.push(&Record::Handle { file: 0 });
+            encoder.push(&Record::Read {
+                timed: timed(1, 0, 0),
+                offset: 0,
+                len_bytes,
+                done: true,
+            });
+            let (elapsed_ns, accesses) = (2, 1);
+            encoder.push(&Record::End {
+                elapsed_ns,
+                accesses,
+            });
+            let bytes = [&header(false)[..], &encoder.take()].concat();
+            let found = decoded(&bytes, 64);
+            assert_eq!(found.is_ok(), fine, "{found:?}");
+        }
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::sync::atomic::{
     Ordering::{Relaxed, SeqCst},
 };
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::thread;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -23,8 +23,16 @@ use crate::scenario::Scenario;
 use crate::trace::order::{Plan, Strand};
 use crate::trace::{Access, Deed, Trace};
 
+mod start;
+
+use start::{Gate, Spinners};
+
 /// Between looks at signals, and at whether another thread failed.
 const LOOK: Duration = Duration::from_millis(50);
+/// Of a thread that reads.
+const STACK_BYTES: usize = 512 << 10;
+/// Threads are there so long before their first access.
+const LEAD: Duration = Duration::from_millis(20);
 /// Reads end at whole pages where the file does not end before: so the kernel asked.
 const PAGE_BYTES: usize = 4_096;
 
@@ -70,8 +78,10 @@ struct Replay<'a> {
     direct: bool,
     /// Each access at its time from here; none: when those before it have ended.
     timed: bool,
-    start: Instant,
+    gate: Gate,
+    spinners: Spinners,
     first_ns: u64,
+    stack_bytes: usize,
     failed: AtomicBool,
 }
 
@@ -83,46 +93,28 @@ struct Done {
     last: Option<Instant>,
 }
 
+impl Done {
+    fn add(&mut self, other: Done) -> Result<()> {
+        self.recorder.add(&other.recorder)?;
+        self.bytes += other.bytes;
+        self.last = self.last.max(other.last);
+        Ok(())
+    }
+}
+
+fn joined(thread: ScopedJoinHandle<'_, Result<Done>>) -> Result<Done> {
+    let ended = thread.join();
+    ended.unwrap_or_else(|_| Err(anyhow!("a reader panicked")))
+}
+
 /// A span: the whole trace below `dir`.
 pub(super) fn run(dir: &Path, scenario: &Scenario, trace: Option<&Trace>) -> Result<Ran> {
     let trace = trace.context("there is no trace")?;
-    let plan = Plan::of(trace)?;
     room_for_files()?;
-    let handles = plan.reads.iter().map(|reads| Handle {
-        left: AtomicU32::new(*reads),
-        ..Handle::default()
-    });
-    let mut counts = vec![0; trace.readers as usize];
-    for access in &trace.accesses {
-        counts[access.reader as usize] += usize::from(access.deed != Deed::Close);
-    }
-    let readers = counts.iter().map(|count| Reader {
-        ended: Mutex::new((vec![false; *count], 0)),
-        ..Reader::default()
-    });
-    let replay = Replay {
-        dir,
-        trace,
-        plan: &plan,
-        handles: handles.collect(),
-        readers: readers.collect(),
-        direct: scenario.word("reader") == "direct",
-        timed: scenario.word("speed") == "1",
-        start: Instant::now(),
-        first_ns: trace.accesses.first().map_or(0, |first| first.at_ns),
-        failed: AtomicBool::new(false),
-    };
-    let results: Vec<Result<Done>> = thread::scope(|scope| {
-        let threads = plan.threads.iter();
-        let running: Vec<_> = threads
-            .map(|strands| scope.spawn(|| replay.thread(strands)))
-            .collect();
-        let ended = running.into_iter().map(|one| one.join());
-        ended
-            .map(|one| one.unwrap_or_else(|_| Err(anyhow!("a reader panicked"))))
-            .collect()
-    });
-    sum(results, replay.start)
+    let mut replay = Replay::new(dir, trace)?;
+    replay.direct = scenario.word("reader") == "direct";
+    replay.timed = scenario.word("speed") == "1";
+    replay.all()
 }
 
 /// The first failure that is not the echo of another one, or all together.
@@ -171,49 +163,135 @@ fn room_for_files() -> Result<()> {
     setrlimit(Resource::Nofile, limit).context("cannot raise the number of open files")
 }
 
-impl Replay<'_> {
-    /// Strands one after the other. Each has a thread of its own, so that the mount can tell readers apart.
-    fn thread(&self, strands: &[Strand]) -> Result<Done> {
-        let mut all = Done::default();
-        for strand in strands {
-            let done = thread::scope(|scope| {
-                let running = scope.spawn(|| self.strand(strand));
-                let ended = running.join();
-                ended.unwrap_or_else(|_| Err(anyhow!("a reader panicked")))
+impl<'a> Replay<'a> {
+    fn new(dir: &'a Path, trace: &'a Trace) -> Result<Replay<'a>> {
+        let plan = trace.plan()?;
+        let handles = plan.reads.iter().map(|reads| Handle {
+            left: AtomicU32::new(*reads),
+            ..Handle::default()
+        });
+        let mut counts = vec![0; trace.readers as usize];
+        for access in &trace.accesses {
+            counts[access.reader as usize] += usize::from(access.deed != Deed::Close);
+        }
+        let readers = counts.iter().map(|count| Reader {
+            ended: Mutex::new((vec![false; *count], 0)),
+            ..Reader::default()
+        });
+        Ok(Replay {
+            dir,
+            trace,
+            plan,
+            handles: handles.collect(),
+            readers: readers.collect(),
+            direct: false,
+            timed: false,
+            gate: Gate::default(),
+            spinners: Spinners::default(),
+            first_ns: trace.accesses.first().map_or(0, |first| first.at_ns),
+            stack_bytes: STACK_BYTES,
+            failed: AtomicBool::new(false),
+        })
+    }
+
+    /// All threads; time counts from when they are there.
+    fn all(&self) -> Result<Ran> {
+        let (results, start) = thread::scope(|scope| {
+            let mut results = Vec::new();
+            let mut running = Vec::new();
+            for strands in &self.plan.threads {
+                match self.spawn(scope, move || self.thread(strands)) {
+                    Ok(thread) => running.push(thread),
+                    Err(error) => {
+                        results.push(Err(error));
+                        break;
+                    }
+                }
+            }
+            let lead = if self.timed { LEAD } else { Duration::ZERO };
+            let look = || self.look();
+            let start = self.gate.open(self.plan.threads.len(), lead, look);
+            let start = start.unwrap_or_else(|error| {
+                results.push(Err(error));
+                self.failed.store(true, Relaxed);
+                Instant::now()
             });
+            results.extend(running.into_iter().map(joined));
+            (results, start)
+        });
+        sum(results, start)
+    }
+
+    /// A thread; all end when there is none to be had.
+    fn spawn<'s>(
+        &'s self,
+        scope: &'s Scope<'s, '_>,
+        work: impl FnOnce() -> Result<Done> + Send + 's,
+    ) -> Result<ScopedJoinHandle<'s, Result<Done>>> {
+        let fails = move || {
+            let done = std::panic::catch_unwind(std::panic::AssertUnwindSafe(work));
+            let done = done.unwrap_or_else(|_| Err(anyhow!("a reader panicked")));
             if done.is_err() {
                 self.failed.store(true, Relaxed);
             }
-            let done = done?;
-            all.recorder.add(&done.recorder)?;
-            all.bytes += done.bytes;
-            all.last = all.last.max(done.last);
-        }
+            done
+        };
+        let builder = thread::Builder::new().stack_size(self.stack_bytes);
+        builder.spawn_scoped(scope, fails).map_err(|error| {
+            self.failed.store(true, Relaxed);
+            anyhow!(
+                "the system gives no more threads to {} readers at a time ({error}): raise the limits (ulimit -u, pids.max of the control group, kernel.threads-max), or replay a trace of fewer",
+                self.plan.threads.len()
+            )
+        })
+    }
+
+    /// Strands one after the other. Each has a thread of its own, so that the mount can tell readers apart.
+    fn thread(&self, strands: &[Strand]) -> Result<Done> {
+        let mut all = Done::default();
+        thread::scope(|scope| {
+            let mut running = Vec::new();
+            for (number, strand) in strands.iter().enumerate() {
+                if number > 0 && self.timed {
+                    // Whether or not the one before is over: its reader may be another.
+                    self.wait(&self.trace.accesses[strand.accesses[0] as usize], LEAD)?;
+                    let over = running
+                        .extract_if(.., |one: &mut ScopedJoinHandle<'_, _>| one.is_finished());
+                    for one in over {
+                        all.add(joined(one)?)?;
+                    }
+                }
+                running.push(self.spawn(scope, move || self.strand(strand, number == 0))?);
+                if !self.timed {
+                    running
+                        .drain(..)
+                        .try_for_each(|one| all.add(joined(one)?))?;
+                }
+            }
+            running
+                .into_iter()
+                .try_for_each(|one| all.add(joined(one)?))
+        })?;
         Ok(all)
     }
 
-    fn strand(&self, strand: &Strand) -> Result<Done> {
+    fn strand(&self, strand: &Strand, first: bool) -> Result<Done> {
         let mut done = Done::default();
-        let longest =
-            strand
-                .accesses
-                .iter()
-                .map(|number| match self.trace.accesses[*number as usize].deed {
-                    Deed::Read { len_bytes, .. } => len_bytes as usize,
-                    _ => 0,
-                });
-        let longest = longest.max().unwrap_or(0).next_multiple_of(PAGE_BYTES);
-        let mut buffer = AlignedBuf::new(longest);
+        let numbers = strand.accesses.iter();
+        let longest = numbers.map(|number| self.trace.accesses[*number as usize].len_bytes());
+        let longest = longest.max().unwrap_or(0) as usize;
+        let mut buffer = AlignedBuf::new(longest.next_multiple_of(PAGE_BYTES));
+        // Its pages are there before time counts.
+        buffer.bytes().fill(0);
+        if first {
+            self.gate.ready();
+            self.gate.wait(|| self.look())?;
+        }
         for number in &strand.accesses {
             let access = &self.trace.accesses[*number as usize];
-            let begun = self.wait(*number, access)?;
+            let begun = self.begin(*number, access)?;
             match access.deed {
-                Deed::Open => {
-                    let file = self.open(access)?;
-                    let handle = &self.handles[access.handle as usize];
-                    *lock(&handle.file) = Some(file);
-                    handle.opened.notify_all();
-                }
+                Deed::Open => self.open_handle(access)?,
                 Deed::Read { offset, len_bytes } => {
                     self.read(access, offset, len_bytes, &mut buffer)?;
                     let now = Instant::now();
@@ -222,9 +300,7 @@ impl Replay<'_> {
                     done.last = Some(now);
                 }
                 Deed::Close => {
-                    let handle = &self.handles[access.handle as usize];
-                    handle.closing.store(true, SeqCst);
-                    self.close(handle);
+                    self.close_handle(access);
                     continue;
                 }
             }
@@ -234,21 +310,30 @@ impl Replay<'_> {
     }
 
     /// Until it is to begin; when it should have begun.
-    fn wait(&self, number: u32, access: &Access) -> Result<Instant> {
-        if !self.timed {
-            if access.deed != Deed::Close {
-                self.wait_for_those_before(number, access)?;
-            }
-            return Ok(Instant::now());
+    fn begin(&self, number: u32, access: &Access) -> Result<Instant> {
+        if self.timed {
+            return self.wait(access, Duration::ZERO);
         }
-        let moment = self.start + Duration::from_nanos(access.at_ns - self.first_ns);
+        if access.deed != Deed::Close {
+            self.wait_for_those_before(number, access)?;
+        }
+        Ok(Instant::now())
+    }
+
+    /// Until it is so long before its time; which that is.
+    fn wait(&self, access: &Access, before: Duration) -> Result<Instant> {
+        let start = self.gate.wait(|| self.look())?;
+        let moment = start + Duration::from_nanos(access.at_ns - self.first_ns);
         loop {
             self.look()?;
-            let left = moment.saturating_duration_since(Instant::now());
+            let left = moment.saturating_duration_since(Instant::now() + before);
             if left.is_zero() {
                 return Ok(moment);
             }
-            thread::sleep(left.min(LOOK));
+            match before.is_zero() {
+                true => self.spinners.sleep(left, LOOK),
+                false => thread::sleep(left.min(LOOK)),
+            }
         }
     }
 
@@ -298,6 +383,24 @@ impl Replay<'_> {
         };
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         Ok(Arc::new(file))
+    }
+
+    fn open_handle(&self, access: &Access) -> Result<()> {
+        let file = self.open(access)?;
+        let handle = &self.handles[access.handle as usize];
+        *lock(&handle.file) = Some(file);
+        handle.opened.notify_all();
+        // At full speed its closing may have come before.
+        if handle.closing.load(SeqCst) {
+            self.close(handle);
+        }
+        Ok(())
+    }
+
+    fn close_handle(&self, access: &Access) {
+        let handle = &self.handles[access.handle as usize];
+        handle.closing.store(true, SeqCst);
+        self.close(handle);
     }
 
     /// The handle's file: opened by whoever opened it when it was recorded, else now.
@@ -359,3 +462,6 @@ impl Replay<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

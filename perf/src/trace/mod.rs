@@ -17,7 +17,7 @@ use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +25,7 @@ use forebay_cli::trace::format::{Decoder, Record, Timed};
 
 use crate::interrupt;
 use crate::scenario::Scenario;
+use order::Plan;
 
 /// Accesses that are held in memory, 48 bytes each.
 pub const ACCESSES_MAX: u64 = 20_000_000;
@@ -66,6 +67,14 @@ impl Access {
     pub fn end_ns(&self) -> u64 {
         self.at_ns.saturating_add(self.took_ns.max(1))
     }
+
+    /// Bytes that it reads.
+    pub fn len_bytes(&self) -> u32 {
+        match self.deed {
+            Deed::Read { len_bytes, .. } => len_bytes,
+            _ => 0,
+        }
+    }
 }
 
 /// A trace in memory.
@@ -88,6 +97,7 @@ pub struct Trace {
     /// Reads that failed, or were of nothing: they are not done again.
     pub left_out: u64,
     touched_bytes: u64,
+    plan: OnceLock<Plan>,
 }
 
 impl Trace {
@@ -110,6 +120,7 @@ impl Trace {
             trace.reads() > 0,
             "{file}: nothing was read while it was recorded: there is nothing to measure"
         );
+        trace.plan().with_context(|| format!("the trace {file}"))?;
         let trace = Arc::new(trace);
         read.insert(path, trace.clone());
         Ok(trace)
@@ -203,6 +214,27 @@ impl Trace {
             self.touched_bytes += to.saturating_sub(from.max(reached));
             reached = reached.max(to);
         }
+    }
+
+    /// Who replays what; made once.
+    ///
+    /// # Errors
+    /// As [`Plan::of`].
+    pub fn plan(&self) -> Result<&Plan> {
+        if let Some(plan) = self.plan.get() {
+            return Ok(plan);
+        }
+        let plan = Plan::of(self)?;
+        Ok(self.plan.get_or_init(|| plan))
+    }
+
+    /// Memory that a replay takes beside the side that it measures: the trace, its plan, and readers' buffers.
+    pub fn memory_bytes(&self) -> u64 {
+        const PLANNED_BYTES: u64 = 16;
+        let each = size_of::<Access>() as u64 + PLANNED_BYTES;
+        let threads = self.plan.get().map_or(0, |plan| plan.threads.len() as u64);
+        let longest = self.accesses.iter().map(Access::len_bytes).max();
+        self.accesses.len() as u64 * each + threads * u64::from(longest.unwrap_or(0))
     }
 
     /// Objects, and their bytes together.
@@ -335,6 +367,35 @@ pub(crate) mod tests {
         let said = format!("{:#}", of(&records).expect_err("it has no end"));
         assert!(
             said.contains("cut off") && said.contains("at byte"),
+            "{said}"
+        );
+        Ok(())
+    }
+
+    #[test]
+    fn a_scenario_of_too_many_readers_is_refused_before_anything_is_made() -> Result<()> {
+        let mut records = vec![
+            Record::File {
+                size_bytes: 1,
+                name: None,
+            },
+            Record::Handle { file: 0 },
+        ];
+        let all = order::STRANDS_MAX as u32 + 1;
+        let reads = (0..all).map(|n| read(timed(u64::from(n), 1 << 30, n, 0), 0, 1));
+        records.extend(reads);
+        records.push(Record::End {
+            elapsed_ns: 1 << 31,
+            accesses: u64::from(all),
+        });
+        let file = tempfile::NamedTempFile::new()?;
+        let mut encoder = Encoder::default();
+        records.iter().for_each(|record| encoder.push(record));
+        std::fs::write(file.path(), [&header(false)[..], &encoder.take()].concat())?;
+        let scenario: Scenario = format!("trace:file={}", file.path().display()).parse()?;
+        let said = format!("{:#}", Trace::of(&scenario).expect_err("too many"));
+        assert!(
+            said.contains("1025 readers") && said.contains("1024 can"),
             "{said}"
         );
         Ok(())

@@ -2,7 +2,8 @@
 //!
 //! A reader that had one access under way at a time is one strand: its accesses follow each other. One whose kernel reads ahead, or that
 //! asks for several at once, is several, as many as it had under way. What its accesses waited for they wait for again: each begins when
-//! all that had ended before it began have ended. Strands that were over before others began share a thread.
+//! all that had ended before it began have ended. Strands that were over before others began share a thread; a second strand of a reader
+//! that is idle for long is over.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,6 +16,9 @@ use super::{Deed, Trace};
 pub const STRANDS_MAX: usize = 1_024;
 /// What one reader has under way at a time; what is more waits.
 const WIDTH_MAX: usize = 64;
+/// What a reader asks for beside something else after so long is another strand: what several readers do now and then takes no thread of
+/// each.
+const IDLE_NS: u64 = 1_000_000_000;
 
 /// Accesses that follow each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -27,7 +31,7 @@ pub struct Strand {
 }
 
 /// Who does what.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
     /// For each thread, strands one after the other.
     pub threads: Vec<Vec<Strand>>,
@@ -53,7 +57,7 @@ impl Plan {
         let count = plan.threads.len();
         ensure!(
             count <= STRANDS_MAX,
-            "{count} accesses were under way at a time: {STRANDS_MAX} can be replayed"
+            "{count} readers were there at a time (each from its first access to its last; who asked for several things at once counts as several): {STRANDS_MAX} can be replayed. Record for less long, or fewer of them"
         );
         plan.opened = vec![false; trace.handles.len()];
         plan.reads = vec![0; trace.handles.len()];
@@ -73,16 +77,25 @@ impl Plan {
 /// The readers' strands, in the order of their beginning.
 fn strands(trace: &Trace) -> Vec<Strand> {
     let mut readers: Vec<Vec<Strand>> = vec![Vec::new(); trace.readers as usize];
+    let mut all: Vec<Strand> = Vec::new();
     for (number, access) in trace.accesses.iter().enumerate() {
         let own = &mut readers[access.reader as usize];
         let free = own.iter().position(|one| one.ends_ns <= access.at_ns);
+        let new = Strand {
+            reader: access.reader,
+            ..Strand::default()
+        };
         let place = match free {
-            Some(place) => place,
+            Some(place) => {
+                let idle_ns = access.at_ns - own[place].ends_ns;
+                // The first stays: it is the reader itself.
+                if place > 0 && idle_ns >= IDLE_NS {
+                    all.push(std::mem::replace(&mut own[place], new));
+                }
+                place
+            }
             None if own.len() < WIDTH_MAX => {
-                own.push(Strand {
-                    reader: access.reader,
-                    ..Strand::default()
-                });
+                own.push(new);
                 own.len() - 1
             }
             None => {
@@ -93,7 +106,7 @@ fn strands(trace: &Trace) -> Vec<Strand> {
         own[place].accesses.push(number as u32);
         own[place].ends_ns = own[place].ends_ns.max(access.end_ns());
     }
-    let mut all: Vec<Strand> = readers.into_iter().flatten().collect();
+    all.extend(readers.into_iter().flatten());
     all.sort_by_key(|strand| strand.accesses[0]);
     all
 }
@@ -191,6 +204,37 @@ mod tests {
         // The second read ends before the first.
         assert_eq!(plan.needs[..4], [(0, 0), (1, 2), (1, 1), (3, 3)]);
         assert_eq!((&plan.opened[..], &plan.reads[..]), (&[true][..], &[4][..]));
+        Ok(())
+    }
+
+    /// Readers that each have two reads under way for an instant, one reader after the other, take no second thread of each.
+    #[test]
+    fn what_is_idle_for_long_takes_no_thread() -> Result<()> {
+        const READERS: u32 = 700;
+        let mut records = vec![
+            Record::File {
+                size_bytes: 1,
+                name: None,
+            },
+            Record::Handle { file: 0 },
+        ];
+        for round in 0..2 {
+            for reader in 0..READERS {
+                let at = (u64::from(round * READERS + reader)) * 10_000_000;
+                for begin in [at, at + 10] {
+                    records.push(read(timed(begin, 1_000, reader, 0), 0, 1));
+                }
+            }
+        }
+        records.push(Record::End {
+            elapsed_ns: 1 << 40,
+            accesses: u64::from(READERS) * 4,
+        });
+        let plan = Plan::of(&of(&records)?)?;
+        assert_eq!(plan.threads.len(), READERS as usize + 1);
+        let strands = plan.threads.iter().flatten();
+        let accesses: usize = strands.map(|strand| strand.accesses.len()).sum();
+        assert_eq!(accesses, READERS as usize * 4);
         Ok(())
     }
 
