@@ -12,6 +12,7 @@ use crate::machine::Machine;
 use crate::recorder::Latency;
 use crate::samples::Samples;
 use crate::scenario::Scenario;
+use crate::trace::Trace;
 use crate::verdict::{self, Verdict};
 
 /// Counted up when a reader of the one before would misread this one.
@@ -242,6 +243,9 @@ pub struct CeilingOutcome {
     pub share: f64,
 }
 
+/// A setting that says which trace it was, whatever its file is called.
+const DIGEST: &str = "file-blake3";
+
 /// What a run was told, and what came of it.
 #[derive(Debug)]
 pub struct Parts<'a> {
@@ -268,12 +272,14 @@ impl Outcome {
     pub fn new(parts: Parts<'_>) -> Outcome {
         let largest = parts.ceilings.iter().filter(|one| one.share >= BINDS);
         let largest = largest.max_by(|one, other| one.share.total_cmp(&other.share));
+        let mut settings = parts.scenario.settings();
+        settings.extend(Trace::digest_of(parts.scenario).map(|digest| (DIGEST.to_owned(), digest)));
         Outcome {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             began_unix_s: parts.began_unix_s,
             scenario: parts.scenario.to_string(),
-            settings: parts.scenario.settings(),
+            settings,
             seed: parts.seed,
             span_s: parts.span_s,
             bound_by: largest.map(|one| one.name.clone()),
@@ -357,6 +363,11 @@ fn verdicts(first: &SideOutcome, second: &SideOutcome) -> Vec<Verdict> {
 pub fn side_by_side(first: &Outcome, second: &Outcome) -> Result<Outcome> {
     let scenarios: [Scenario; 2] = [first.scenario.parse()?, second.scenario.parse()?];
     let mut differ = scenarios[0].differences(&scenarios[1]);
+    match [first, second].map(|outcome| outcome.settings.get(DIGEST)) {
+        [Some(one), Some(other)] if one == other => differ.retain(|one| !one.starts_with("file=")),
+        [one, other] if one != other => differ.push("the traces are not the same".to_owned()),
+        _ => {}
+    }
     let (one, other) = (&first.machine, &second.machine);
     if (&one.processor, one.processors) != (&other.processor, other.processors) {
         differ.push(format!(
@@ -393,7 +404,7 @@ pub fn side_by_side(first: &Outcome, second: &Outcome) -> Result<Outcome> {
             side.spans.clone(),
         ))
     };
-    Ok(Outcome::new(Parts {
+    let together = Outcome::new(Parts {
         scenario: &scenarios[0],
         seed: first.seed,
         span_s: first.span_s,
@@ -405,7 +416,11 @@ pub fn side_by_side(first: &Outcome, second: &Outcome) -> Result<Outcome> {
             "measured in two runs, not in turns: the machine's mood may be in the difference"
                 .to_owned(),
         ],
-    }))
+    });
+    Ok(Outcome {
+        settings: first.settings.clone(),
+        ..together
+    })
 }
 
 #[cfg(test)]
@@ -508,6 +523,45 @@ mod tests {
             let refused = Outcome::read(file.path()).expect_err("rubbish");
             assert!(refused.to_string().contains("no outcome"), "{refused}");
         }
+        Ok(())
+    }
+
+    #[test]
+    fn a_trace_is_known_by_its_contents() -> Result<()> {
+        use forebay_cli::trace::format::{Encoder, Record, header};
+
+        use crate::trace::tests::{read, timed};
+
+        let dir = tempfile::tempdir()?;
+        let of = |name: &str, reader_ns: u64, file: &str| -> Result<Outcome> {
+            let mut encoder = Encoder::default();
+            let (size_bytes, name_told) = (9, None);
+            encoder.push(&Record::File {
+                size_bytes,
+                name: name_told,
+            });
+            encoder.push(&Record::Handle { file: 0 });
+            encoder.push(&read(timed(1, reader_ns, 0, 0), 0, 9));
+            let (elapsed_ns, accesses) = (9, 1);
+            encoder.push(&Record::End {
+                elapsed_ns,
+                accesses,
+            });
+            let path = dir.path().join(name);
+            std::fs::write(&path, [&header(false)[..], &encoder.take()].concat())?;
+            let scenario = format!("trace:file={}", path.display());
+            Trace::of(&scenario.parse()?)?;
+            let mut outcome = outcome(&scenario, [1; 4]);
+            // As if the second run had been elsewhere, or after the file was replaced.
+            outcome.scenario = format!("trace:file={file}");
+            Ok(outcome)
+        };
+        let (one, moved) = (of("a", 5, "/x/a")?, of("b", 5, "/y/b")?);
+        let together = side_by_side(&one, &moved)?;
+        assert_eq!(together.settings, one.settings);
+        let replaced = of("c", 6, "/x/a")?;
+        let refused = side_by_side(&one, &replaced).expect_err("another trace");
+        assert!(refused.to_string().contains("traces are not"), "{refused}");
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Accesses of real mounts: recorded, replayed, and recorded once more.
 
+use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -272,6 +273,40 @@ fn said(command: &mut Command) -> Result<(bool, String)> {
     let output = command.output()?;
     let all = [&output.stdout[..], &output.stderr].concat();
     Ok((output.status.success(), String::from_utf8(all)?))
+}
+
+/// A trace without an end, from a pipe: a signal ends its showing.
+#[test]
+fn a_long_trace_is_shown_until_a_signal_comes() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let pipe = dir.path().join("pipe");
+    ensure!(Command::new("mkfifo").arg(&pipe).status()?.success());
+    let mut show = perf(&["trace", "show", text(&pipe), "--records"]);
+    let show = show.stdout(Stdio::null()).stderr(Stdio::piped());
+    let child = show.spawn()?;
+    let mut file = std::fs::OpenOptions::new().write(true).open(&pipe)?;
+    file.write_all(&header(false))?;
+    let mut encoder = Encoder::default();
+    let end = Instant::now() + Duration::from_secs(60);
+    for round in 0.. {
+        encoder.push(&Record::Lost(1));
+        // It reads no more: it has ended.
+        if file.write_all(&encoder.take()).is_err() {
+            break;
+        }
+        ensure!(Instant::now() < end, "it goes on");
+        if round == 1_000 {
+            let pid = rustix::process::Pid::from_child(&child);
+            rustix::process::kill_process(pid, rustix::process::Signal::INT)?;
+        }
+    }
+    let output = child.wait_with_output()?;
+    let told = String::from_utf8(output.stderr)?;
+    assert!(
+        !output.status.success() && told.contains("interrupted"),
+        "{told}"
+    );
+    Ok(())
 }
 
 /// Waits until a trace has a header: then accesses are recorded.

@@ -312,7 +312,7 @@ static TRACE: [Key; 6] = [
         name: "speed",
         values: Values::OneOf(&["1", "max"]),
         default: "1",
-        meaning: "1: each access when it was, whether or not those before have ended; max: when those it came after have",
+        meaning: "1: each access when it was, however late other readers are; max: when those it came after have ended",
     },
     Key {
         name: "reader",

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail, ensure};
 use forebay_cli::trace::format::{Decoder, Record, Timed};
 
 use crate::interrupt;
-use crate::scenario::Scenario;
+use crate::scenario::{Kind, Scenario};
 use order::Plan;
 
 /// Accesses that are held in memory, 48 bytes each.
@@ -98,7 +98,12 @@ pub struct Trace {
     pub left_out: u64,
     touched_bytes: u64,
     plan: OnceLock<Plan>,
+    /// BLAKE3 of the file.
+    digest: String,
 }
+
+/// Those of scenarios, by their files.
+static READ: Mutex<Option<HashMap<PathBuf, Arc<Trace>>>> = Mutex::new(None);
 
 impl Trace {
     /// That of a `trace` scenario; read once.
@@ -106,7 +111,6 @@ impl Trace {
     /// # Errors
     /// When no file is named, or it is no trace that can be replayed.
     pub fn of(scenario: &Scenario) -> Result<Arc<Trace>> {
-        static READ: Mutex<Option<HashMap<PathBuf, Arc<Trace>>>> = Mutex::new(None);
         let file = scenario.file("file");
         let file = file.context("trace:file=FILE names no file: record one with `forebay-perf trace record MOUNTPOINT -o FILE`")?;
         let path = PathBuf::from(file);
@@ -126,6 +130,14 @@ impl Trace {
         Ok(trace)
     }
 
+    /// What tells a scenario's trace from others, where it has one that was read.
+    pub fn digest_of(scenario: &Scenario) -> Option<String> {
+        let file = (scenario.kind() == Kind::Trace).then(|| scenario.file("file"))??;
+        let read = READ.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let trace = read.as_ref()?.get(Path::new(file))?;
+        Some(trace.digest.clone())
+    }
+
     /// Reads a file.
     ///
     /// # Errors
@@ -135,12 +147,14 @@ impl Trace {
         let mut file = File::open(path).with_context(said)?;
         let (mut decoder, mut trace) = (Decoder::default(), Trace::default());
         let mut piece = vec![0; PIECE_BYTES];
+        let mut digest = blake3::Hasher::new();
         loop {
             interrupt::check()?;
             let got = file.read(&mut piece).with_context(said)?;
             if got == 0 {
                 break;
             }
+            digest.update(&piece[..got]);
             decoder
                 .push(&piece[..got], |record| trace.add(record))
                 .with_context(said)?;
@@ -152,6 +166,7 @@ impl Trace {
             }
         }
         decoder.finish().with_context(said)?;
+        trace.digest = digest.finalize().to_hex().to_string();
         trace.settle();
         Ok(trace)
     }

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use forebay_cli::trace::format::{Decoder, Record, Timed};
 
 use super::Trace;
+use crate::interrupt;
 
 const MIB: f64 = (1u64 << 20) as f64;
 
@@ -56,6 +57,7 @@ pub fn records(path: &Path, out: impl Write) -> Result<()> {
     let mut decoder = Decoder::default();
     let mut piece = vec![0; 1 << 16];
     loop {
+        interrupt::check()?;
         let got = file.read(&mut piece).with_context(said)?;
         if got == 0 {
             break;
