@@ -16,6 +16,8 @@
 //! | [`session`], [`plan`] | sides that take turns, and how much is measured |
 //! | [`budget`] | whether the machine has what that takes |
 //! | [`outcome`], [`verdict`], [`table`] | what came of it: as JSON, in a word, for people |
+//! | [`sweep`] | a scenario at several values of its settings |
+//! | [`html`] | outcomes as a page with charts |
 //! | [`machine`] | where it was measured |
 //! | [`raw`] | calls that the compiler cannot check; unsafe |
 //! | [`figures`] | one file for each figure: what is measured, and its target |
@@ -55,6 +57,7 @@ pub mod figures;
 pub mod fio;
 pub mod group;
 pub mod guest;
+pub mod html;
 pub mod interrupt;
 pub mod layers;
 pub mod load;
@@ -80,6 +83,7 @@ pub mod side;
 pub mod sides;
 pub mod simulate;
 pub mod spdk_perf;
+pub mod sweep;
 pub mod table;
 pub mod targets;
 pub mod trace;

@@ -198,6 +198,25 @@ fn virtualised(cpuinfo: &str) -> Option<String> {
     (!ways.is_empty()).then(|| ways.join(" in a "))
 }
 
+/// A time as people write it: `2026-12-01 03:22 UTC`.
+pub(crate) fn utc(unix_s: u64) -> String {
+    let (days, rest) = ((unix_s / 86_400) as i64, unix_s % 86_400);
+    // Years that begin in March, so that a leap day is the last of its year; eras of 400 years are alike.
+    let shifted = days + 719_468;
+    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let month = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * month + 2) / 5 + 1;
+    let (month, next) = match month {
+        0..=9 => (month + 3, 0),
+        _ => (month - 9, 1),
+    };
+    let year = era * 400 + year + next;
+    let (hour, minute) = (rest / 3_600, rest / 60 % 60);
+    format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02} UTC")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -232,5 +251,18 @@ mod tests {
             virtualised("flags : fpu sse\n").filter(|how| how != "container"),
             None
         );
+    }
+
+    #[test]
+    fn times_are_written_as_dates() {
+        for (unix_s, wanted) in [
+            (0, "1970-01-01 00:00 UTC"),
+            (951_782_400, "2000-02-29 00:00 UTC"),
+            (1_709_251_199, "2024-02-29 23:59 UTC"),
+            (1_767_225_600, "2026-01-01 00:00 UTC"),
+            (4_107_542_400, "2100-03-01 00:00 UTC"),
+        ] {
+            assert_eq!(utc(unix_s), wanted);
+        }
     }
 }

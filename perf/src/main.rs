@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Parser, Subcommand};
 use forebay_perf::ab::{self, AbArgs};
 use forebay_perf::figures::Figure;
+use forebay_perf::html::{self, ReportArgs};
 use forebay_perf::network::node::{self, Poll, Way};
 use forebay_perf::network::ours::{self, Load};
 use forebay_perf::network::port::PortArgs;
@@ -20,10 +21,11 @@ use forebay_perf::paths::Path as PinnedPath;
 use forebay_perf::paths::command::{self, CountArgs};
 use forebay_perf::patterns::tensors;
 use forebay_perf::peers::Peer;
-use forebay_perf::plan::{self, Plan};
+use forebay_perf::plan::{MeasureArgs, Plan};
 use forebay_perf::run::{Nvme, Rdma, Run};
 use forebay_perf::scenario::Scenario;
 use forebay_perf::simulate::command::{self as simulation, SimulateArgs};
+use forebay_perf::sweep::{self, SweepArgs};
 use forebay_perf::trace::command::{self as traces, TraceCmd};
 use forebay_perf::trace::record::Options as RecordOptions;
 use forebay_perf::{cpus, guest, interrupt, null_server, report, samples};
@@ -99,6 +101,11 @@ enum Cmd {
         #[arg(long)]
         operations: u64,
     },
+    /// Measures a scenario at several values of one setting, or of two, in turns: `sweep engine --over depth=1,2,4`. Shows how it
+    /// scales against the first.
+    Sweep(SweepArgs),
+    /// Writes one page of HTML with charts of outcomes: `report a.json b.json -o page.html`. It needs nothing beside itself.
+    Report(ReportArgs),
     /// Shows all scenarios with their settings.
     List,
     /// Measures one figure; the last line is `NAME measured target ok|short`.
@@ -175,35 +182,13 @@ impl Cmd {
         !matches!(
             self,
             Cmd::List
+                | Cmd::Report(_)
                 | Cmd::Path { .. }
                 | Cmd::Peer { .. }
                 | Cmd::ReadTensors { .. }
                 | Cmd::NullServer { .. }
         )
     }
-}
-
-/// How much of a scenario is measured.
-#[derive(clap::Args)]
-struct MeasureArgs {
-    /// Write the outcome here as JSON (docs/perf-schema.json).
-    #[arg(long)]
-    json: Option<PathBuf>,
-    /// How long operations begin in a span. Patterns (epoch, stream, ...) measure whole passes instead.
-    #[arg(long, value_parser = plan::span, default_value = "3s")]
-    span: Duration,
-    /// The same before the first span.
-    #[arg(long, value_parser = plan::span, default_value = "1s")]
-    warm_up: Duration,
-    /// Spans of each side; medians of them count.
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=1000))]
-    repeats: u64,
-    /// Chooses places and arrivals.
-    #[arg(long, default_value_t = 1)]
-    seed: u64,
-    /// Do not measure the limits.
-    #[arg(long)]
-    no_ceilings: bool,
 }
 
 fn main() -> ExitCode {
@@ -234,6 +219,8 @@ fn run(args: &Args) -> Result<bool> {
             print!("{}", table::list());
             Ok(true)
         }
+        Cmd::Sweep(sweep) => sweep::sweep(sweep, place(args)?),
+        Cmd::Report(report) => html::report(report).map(|()| true),
         Cmd::Ab(ab) => ab::compare(ab, &place(args)?),
         Cmd::Count(count) => command::count(count, place(args)?.scratch()?.path()),
         Cmd::Run { scenario, measure } => measure_scenario(scenario, args, measure),
@@ -246,7 +233,7 @@ fn run(args: &Args) -> Result<bool> {
             peers,
             scenario,
             measure,
-        } => compare(peers, scenario, &plan_of(args, measure)?, measure),
+        } => compare(peers, scenario, &measure.plan(place(args)?), measure),
         Cmd::Figure { name } => {
             println!("{}", measure(Figure::by_name(name)?, args)?);
             Ok(true)
@@ -274,7 +261,7 @@ fn run(args: &Args) -> Result<bool> {
 
 fn measure_scenario(scenario: &str, args: &Args, measure: &MeasureArgs) -> Result<bool> {
     let scenario: Scenario = scenario.parse()?;
-    let plan = plan_of(args, measure)?;
+    let plan = measure.plan(place(args)?);
     let sides = vec![sides::forebay(&scenario, &plan)?];
     conclude(&session::run(&scenario, sides, &plan)?, measure)?;
     Ok(true)
@@ -324,6 +311,8 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         | Cmd::Simulate(_)
         | Cmd::Ab(_)
         | Cmd::Count(_)
+        | Cmd::Sweep(_)
+        | Cmd::Report(_)
         | Cmd::List => {}
         Cmd::Path { name, operations } => {
             let dir = place(args)?.scratch()?;
@@ -404,18 +393,6 @@ fn short_plan(args: &Args, seed: u64) -> Result<Plan> {
         warm_up: Duration::from_millis(200),
         seed,
         ceilings: false,
-    })
-}
-
-/// How much is measured.
-fn plan_of(args: &Args, measure: &MeasureArgs) -> Result<Plan> {
-    Ok(Plan {
-        run: place(args)?,
-        repeats: measure.repeats as usize,
-        span: measure.span,
-        warm_up: measure.warm_up,
-        seed: measure.seed,
-        ceilings: !measure.no_ceilings,
     })
 }
 
@@ -534,6 +511,8 @@ mod tests {
             ("path hit-4k --operations 1", false),
             ("fetch 4096 1 1", true),
             ("read-or-write", true),
+            ("sweep device --over depth=1,2", true),
+            ("report a.json -o page.html", false),
             ("list", false),
             ("peer --listen 127.0.0.1 --poll auto", false),
             ("read-tensors file 1 1", false),

@@ -16,7 +16,7 @@ use crate::trace::Trace;
 use crate::verdict::{self, Verdict};
 
 /// Counted up when a reader of the one before would misread this one.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 /// From this share on a ceiling is said to bind.
 const BINDS: f64 = 0.8;
 const GIB: f64 = (1u64 << 30) as f64;
@@ -28,6 +28,10 @@ pub struct Outcome {
     pub schema: u32,
     /// This program's version.
     pub version: String,
+    /// What it was built of: commit, compiler, optimised or not.
+    pub build: String,
+    /// The command line.
+    pub command: String,
     /// When it began, seconds since 1970.
     pub began_unix_s: u64,
     /// The whole text form.
@@ -38,6 +42,8 @@ pub struct Outcome {
     pub seed: u64,
     /// How long operations began in each span; patterns measure whole passes.
     pub span_s: f64,
+    /// The same before the first span.
+    pub warm_up_s: f64,
     /// Where.
     pub machine: Machine,
     /// Who; the first is Forebay.
@@ -255,6 +261,8 @@ pub struct Parts<'a> {
     pub seed: u64,
     /// How long operations began.
     pub span_s: f64,
+    /// The same before the first span.
+    pub warm_up_s: f64,
     /// When it began.
     pub began_unix_s: u64,
     /// Where.
@@ -270,19 +278,20 @@ pub struct Parts<'a> {
 impl Outcome {
     /// With what follows from the parts.
     pub fn new(parts: Parts<'_>) -> Outcome {
-        let largest = parts.ceilings.iter().filter(|one| one.share >= BINDS);
-        let largest = largest.max_by(|one, other| one.share.total_cmp(&other.share));
         let mut settings = parts.scenario.settings();
         settings.extend(Trace::digest_of(parts.scenario).map(|digest| (DIGEST.to_owned(), digest)));
-        Outcome {
+        let mut outcome = Outcome {
             schema: SCHEMA,
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            build: build(),
+            command: command(),
             began_unix_s: parts.began_unix_s,
             scenario: parts.scenario.to_string(),
             settings,
             seed: parts.seed,
             span_s: parts.span_s,
-            bound_by: largest.map(|one| one.name.clone()),
+            warm_up_s: parts.warm_up_s,
+            bound_by: None,
             verdicts: match &parts.sides[..] {
                 [first, others @ ..] => others
                     .iter()
@@ -294,7 +303,16 @@ impl Outcome {
             sides: parts.sides,
             ceilings: parts.ceilings,
             notes: parts.notes,
-        }
+        };
+        outcome.bind();
+        outcome
+    }
+
+    /// Finds what binds it, by the shares of the limits.
+    pub(crate) fn bind(&mut self) {
+        let near = self.ceilings.iter().filter(|one| one.share >= BINDS);
+        let largest = near.max_by(|one, other| one.share.total_cmp(&other.share));
+        self.bound_by = largest.map(|one| one.name.clone());
     }
 
     /// Writes it as JSON.
@@ -323,6 +341,31 @@ impl Outcome {
         );
         Ok(outcome)
     }
+}
+
+/// What this program was built of.
+fn build() -> String {
+    let how = match cfg!(debug_assertions) {
+        true => "with assertions, for tests",
+        false => "optimised",
+    };
+    format!(
+        "{}, {how}, {}",
+        env!("FOREBAY_PERF_COMMIT"),
+        env!("FOREBAY_PERF_RUSTC")
+    )
+}
+
+/// How this program was called, without the folder it lies in.
+fn command() -> String {
+    let mut words = std::env::args_os();
+    let own = words.next().unwrap_or_default();
+    let own = Path::new(&own).file_name().unwrap_or_default().to_owned();
+    let words: Vec<String> = std::iter::once(own)
+        .chain(words)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    words.join(" ")
 }
 
 /// More is better in each. In a closed loop: throughput, and work for each second of processor time. In an open one, where arrivals
@@ -408,6 +451,7 @@ pub fn side_by_side(first: &Outcome, second: &Outcome) -> Result<Outcome> {
         scenario: &scenarios[0],
         seed: first.seed,
         span_s: first.span_s,
+        warm_up_s: first.warm_up_s,
         began_unix_s: first.began_unix_s,
         machine: first.machine.clone(),
         sides: vec![side(first, 1)?, side(second, 2)?],
@@ -415,6 +459,7 @@ pub fn side_by_side(first: &Outcome, second: &Outcome) -> Result<Outcome> {
         notes: vec![
             "measured in two runs, not in turns: the machine's mood may be in the difference"
                 .to_owned(),
+            format!("(1) is of {}; (2) is of {}", first.build, second.build),
         ],
     });
     Ok(Outcome {
@@ -476,6 +521,7 @@ mod tests {
             scenario: &scenario.parse().expect("it is one"),
             seed: 1,
             span_s: 1.0,
+            warm_up_s: 1.0,
             began_unix_s: 1,
             machine: Machine::here(Path::new("/")),
             sides: vec![SideOutcome::new("Forebay", "0".to_owned(), spans)],

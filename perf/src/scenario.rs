@@ -158,6 +158,37 @@ impl Scenario {
         Ok(changed)
     }
 
+    /// The same with several settings changed at once; what must hold together is looked at with all of them.
+    ///
+    /// # Errors
+    /// As for the text form.
+    pub fn with_all(&self, settings: &[(&str, &str)]) -> Result<Scenario> {
+        let mut changed = self.clone();
+        for (name, text) in settings {
+            let (place, key) = self.kind.key(name)?;
+            changed.values[place] = key.parse(text)?;
+        }
+        changed.check()?;
+        Ok(changed)
+    }
+
+    /// How it writes that value of a setting: `4KiB` for 4096.
+    ///
+    /// # Errors
+    /// When there is no such setting, or it cannot have that value.
+    pub fn written(&self, name: &str, text: &str) -> Result<String> {
+        Ok(self.kind.key(name)?.1.parse(text)?.to_string())
+    }
+
+    /// The number that a value of a setting is, bytes of a size; none when it is a word.
+    pub fn amount(&self, name: &str, text: &str) -> Option<u64> {
+        let (_, key) = self.kind.key(name).ok()?;
+        match key.parse(text).ok()? {
+            Value::Size(amount) | Value::Count(amount) => Some(amount),
+            Value::Auto | Value::Word(_) => None,
+        }
+    }
+
     /// What settings must hold together.
     fn check(&self) -> Result<()> {
         let size = |name| self.has(name).then(|| self.size(name));

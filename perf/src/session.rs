@@ -53,6 +53,7 @@ pub fn run(
         scenario,
         seed: plan.seed,
         span_s: plan.span.as_secs_f64(),
+        warm_up_s: plan.warm_up.as_secs_f64(),
         began_unix_s: began.map_or(0, |since| since.as_secs()),
         machine: Machine::here(&plan.run.dir),
         sides: outcomes,

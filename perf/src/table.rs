@@ -20,7 +20,7 @@ pub fn rate(bytes_per_s: f64) -> String {
 }
 
 /// Three digits, or a whole number that has more.
-fn digits(value: f64) -> String {
+pub(crate) fn digits(value: f64) -> String {
     match value.abs() {
         abs if abs >= 100.0 => format!("{value:.0}"),
         abs if abs >= 10.0 => format!("{value:.1}"),
@@ -30,7 +30,7 @@ fn digits(value: f64) -> String {
 }
 
 /// Microseconds, as people say it.
-fn time(us: f64) -> String {
+pub(crate) fn time(us: f64) -> String {
     match us {
         us if us >= 1e6 => format!("{} s", digits(us / 1e6)),
         us if us >= 1e3 => format!("{} ms", digits(us / 1e3)),
@@ -38,7 +38,7 @@ fn time(us: f64) -> String {
     }
 }
 
-fn operations(per_s: f64) -> String {
+pub(crate) fn operations(per_s: f64) -> String {
     match per_s {
         per_s if per_s >= 1e6 => format!("{} M/s", digits(per_s / 1e6)),
         per_s if per_s >= 1e4 => format!("{} k/s", digits(per_s / 1e3)),
@@ -79,12 +79,8 @@ fn spread(spread: &Spread, shown: impl Fn(f64) -> String) -> String {
 pub fn outcome(outcome: &Outcome) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "scenario  {}", outcome.scenario);
-    let spans = outcome.sides.first().map_or(0, |side| side.spans.len());
-    let _ = writeln!(
-        text,
-        "run       {spans} spans of a side, seed {}, forebay-perf {}",
-        outcome.seed, outcome.version
-    );
+    let _ = writeln!(text, "command   {}", outcome.command);
+    let _ = writeln!(text, "{}", how(outcome));
     let _ = writeln!(text, "machine   {}", outcome.machine);
     if outcome.machine.hardware_counters != "yes" {
         let _ = writeln!(
@@ -120,6 +116,23 @@ pub fn outcome(outcome: &Outcome) -> String {
     }
     let _ = writeln!(text, "{}", headline(outcome));
     text
+}
+
+/// How much was measured, and by which build.
+pub(crate) fn how(outcome: &Outcome) -> String {
+    let spans = outcome.sides.first().map_or(0, |side| side.spans.len());
+    let kind = outcome.scenario.parse::<Scenario>();
+    let each = match kind.is_ok_and(|scenario| scenario.kind().is_pattern()) {
+        true => "whole passes".to_owned(),
+        false => format!("spans of {}", time(outcome.span_s * 1e6)),
+    };
+    format!(
+        "run       {spans} {each} of a side, warm-up {}, seed {}\nbuild     forebay-perf {}, {}",
+        time(outcome.warm_up_s * 1e6),
+        outcome.seed,
+        outcome.version,
+        outcome.build
+    )
 }
 
 fn side(text: &mut String, side: &SideOutcome) {
@@ -171,14 +184,19 @@ fn side(text: &mut String, side: &SideOutcome) {
     }
 }
 
-/// Percentiles, and from when they count; `unfinished` operations are in none.
-fn latencies(side: &SideOutcome, unfinished: u64) -> Option<String> {
-    let latency = side.spans.iter().find_map(|span| span.latency.as_ref())?;
-    let from = match latency.from {
+/// From when an operation's time counts, in words.
+pub(crate) fn from_when(begun: Begun) -> &'static str {
+    match begun {
         Begun::Arrival => "from arrival",
         Begun::EndOfTheOneBefore => "from the end of the one before",
         Begun::Submission => "from submission: what waits before is not seen",
-    };
+    }
+}
+
+/// Percentiles, and from when they count; `unfinished` operations are in none.
+fn latencies(side: &SideOutcome, unfinished: u64) -> Option<String> {
+    let latency = side.spans.iter().find_map(|span| span.latency.as_ref())?;
+    let from = from_when(latency.from);
     let mut names: Vec<(&String, &Spread)> = side.summary.latency_us.iter().collect();
     // p99.9 before p99 is how text sorts.
     names.sort_by(|one, other| one.1.median.total_cmp(&other.1.median));
@@ -220,11 +238,24 @@ fn costs(text: &mut String, span: &Span) {
     }
 }
 
+/// What a limit can do.
+pub(crate) fn limit_value(limit: &CeilingOutcome) -> String {
+    in_unit(limit.value.median, &limit.unit)
+}
+
+/// A number of a limit's.
+pub(crate) fn in_unit(value: f64, unit: &str) -> String {
+    match unit {
+        "bytes/s" => rate(value),
+        "operations/s" => operations(value),
+        unit => format!("{} {unit}", digits(value)),
+    }
+}
+
 fn ceiling(limit: &CeilingOutcome) -> String {
     let value = match limit.unit.as_str() {
-        "bytes/s" => spread(&limit.value, rate),
-        "operations/s" => spread(&limit.value, operations),
-        unit => format!("{} {unit}", digits(limit.value.median)),
+        "bytes/s" | "operations/s" => spread(&limit.value, |value| in_unit(value, &limit.unit)),
+        _ => limit_value(limit),
     };
     format!(
         "{}: {value}; {:.0} % of it reached",
@@ -235,10 +266,7 @@ fn ceiling(limit: &CeilingOutcome) -> String {
 
 /// `engine 1MiB memory: 11.2 GiB/s, 94 % of memory copy; bound by memory copy`.
 pub fn headline(outcome: &Outcome) -> String {
-    let mut line = match outcome.scenario.parse::<Scenario>() {
-        Ok(scenario) => short(&scenario),
-        Err(_) => outcome.scenario.clone(),
-    };
+    let mut line = short_name(outcome);
     let Some(first) = outcome.sides.first() else {
         return line;
     };
@@ -263,6 +291,14 @@ pub fn headline(outcome: &Outcome) -> String {
         (None, None) => {}
     }
     line
+}
+
+/// What tells outcomes apart at a glance.
+pub(crate) fn short_name(outcome: &Outcome) -> String {
+    match outcome.scenario.parse::<Scenario>() {
+        Ok(scenario) => short(&scenario),
+        Err(_) => outcome.scenario.clone(),
+    }
 }
 
 /// What tells scenarios apart at a glance.

@@ -567,6 +567,7 @@ mod tests {
             scenario: &"epoch".parse()?,
             seed: 1,
             span_s: 1.0,
+            warm_up_s: 1.0,
             began_unix_s: 1,
             machine: Machine::here(Path::new("/")),
             sides: vec![side("Forebay", "0.1.0", 30), side("s3fs", "V1.90", 10)],
