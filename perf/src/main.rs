@@ -222,7 +222,7 @@ fn run(args: &Args) -> Result<bool> {
         Cmd::Sweep(sweep) => sweep::sweep(sweep, place(args)?),
         Cmd::Report(report) => html::report(report).map(|()| true),
         Cmd::Ab(ab) => ab::compare(ab, &place(args)?),
-        Cmd::Count(count) => command::count(count, place(args)?.scratch()?.path()),
+        Cmd::Count(count) => command::count(count, place(args)?.scratch_anywhere()?.path()),
         Cmd::Run { scenario, measure } => measure_scenario(scenario, args, measure),
         Cmd::Trace(command) => trace(command, args),
         Cmd::Simulate(simulate) => {
@@ -315,7 +315,7 @@ fn hidden(command: &Cmd, args: &Args) -> Result<bool> {
         | Cmd::Report(_)
         | Cmd::List => {}
         Cmd::Path { name, operations } => {
-            let dir = place(args)?.scratch()?;
+            let dir = place(args)?.scratch_anywhere()?;
             PinnedPath::by_name(name)?.walk(*operations, dir.path())?;
         }
         Cmd::ReadTensors {

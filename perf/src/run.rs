@@ -72,16 +72,25 @@ impl Run {
     /// # Errors
     /// When it cannot be made, or lies in memory.
     pub fn scratch(&self) -> Result<TempDir> {
-        std::fs::create_dir_all(&self.dir)
-            .with_context(|| format!("cannot make {}", self.dir.display()))?;
-        let dir = tempfile::Builder::new()
-            .prefix("forebay-perf-")
-            .tempdir_in(&self.dir)?;
+        let dir = self.scratch_anywhere()?;
         anyhow::ensure!(
             !is_in_memory(dir.path())?,
             "{} is in memory, not on a disk: give --dir DIR",
             self.dir.display()
         );
+        Ok(dir)
+    }
+
+    /// The same where nothing is timed, so that it may lie in memory.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn scratch_anywhere(&self) -> Result<TempDir> {
+        std::fs::create_dir_all(&self.dir)
+            .with_context(|| format!("cannot make {}", self.dir.display()))?;
+        let dir = tempfile::Builder::new()
+            .prefix("forebay-perf-")
+            .tempdir_in(&self.dir)?;
         Ok(dir)
     }
 }

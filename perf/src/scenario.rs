@@ -185,7 +185,7 @@ impl Scenario {
         let (_, key) = self.kind.key(name).ok()?;
         match key.parse(text).ok()? {
             Value::Size(amount) | Value::Count(amount) => Some(amount),
-            Value::Auto | Value::Word(_) => None,
+            _ => None,
         }
     }
 

@@ -214,7 +214,7 @@ fn a_page_shows_everything_in_its_place_in_a_browser() {
         "texts meet",
         "text out of its chart",
         "lies over another",
-        "the page is 3",
+        "beyond the page",
     ] {
         assert!(found.contains(wanted), "{wanted} was not seen: {found}");
     }

@@ -2,17 +2,19 @@
 //! which are judged.
 
 pub mod builds;
+mod counted;
 mod side;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use self::builds::Build;
+use self::counted::{Announced, Said};
 use self::side::BuildSide;
 use crate::paths::callgrind::{self, Count};
-use crate::paths::known::{Change, MORE_MAX};
+use crate::paths::known::Change;
 use crate::paths::{Path, known};
 use crate::plan::Plan;
 use crate::run::Run;
@@ -59,6 +61,16 @@ pub struct AbArgs {
     /// A pinned path of which instructions are counted (may be given several times). Default: all that are judged.
     #[arg(long = "path")]
     paths: Vec<String>,
+    /// The repository's file of counts. What it says of a path, and did not in the first revision, is an increase that is meant, and
+    /// no failure.
+    #[arg(long)]
+    known: Option<PathBuf>,
+    /// Counts of the second build that `count --json` wrote, so that they are not made again.
+    #[arg(long)]
+    counted: Option<PathBuf>,
+    /// As CI asks: whatever goes wrong on the side of the first revision alone, and with times, is told as SKIPPED, and no failure.
+    #[arg(long)]
+    gate: bool,
     /// Write the outcome of the last scenario here as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -74,26 +86,66 @@ pub fn compare(args: &AbArgs, run: &Run) -> Result<bool> {
         true => &usual[..],
         false => &args.scenarios,
     };
-    let scenarios = named.iter().map(|one| one.parse());
-    let scenarios: Vec<Scenario> = scenarios.collect::<Result<_>>().context("--scenario")?;
+    // Builds are given what the user wrote: one from before a setting refuses what it does not know.
+    let scenarios = named
+        .iter()
+        .map(|text| Ok((text.as_str(), text.parse::<Scenario>()?)));
+    let scenarios: Vec<(&str, Scenario)> =
+        scenarios.collect::<Result<_>>().context("--scenario")?;
     let paths = paths(&args.paths)?;
+    match prepared(args) {
+        Ok((builds, announced)) => {
+            let right = match args.no_counts {
+                true => true,
+                false => match counts(&builds, &paths, args, announced.as_ref(), run) {
+                    Err(error) if args.gate => {
+                        interrupt::check()?;
+                        println!("SKIPPED: instructions of two builds: {error:#}");
+                        true
+                    }
+                    done => done?,
+                },
+            };
+            for (text, scenario) in scenarios.iter().filter(|_| !args.no_times) {
+                interrupt::check()?;
+                match times((text, scenario), &builds, args, run) {
+                    Err(error) if args.gate => {
+                        interrupt::check()?;
+                        println!("SKIPPED: times of two builds, {text}: {error:#}");
+                    }
+                    done => done?,
+                }
+            }
+            Ok(right)
+        }
+        Err(error) if args.gate => {
+            interrupt::check()?;
+            println!("SKIPPED: two builds are not compared: {error:#}");
+            Ok(true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Both builds, and what the file of counts announces.
+fn prepared(args: &AbArgs) -> Result<([Build; 2], Option<Announced>)> {
     if !args.no_counts {
         // Before anything is built.
         callgrind::version()?;
         known::ensure_optimised()?;
     }
+    if [&args.before, &args.after].contains(&&builds::THIS.to_owned()) {
+        builds::ensure_same_compiler()?;
+    }
+    let announced = args.known.as_deref();
+    let announced = announced
+        .map(|file| Announced::read(file, &args.before))
+        .transpose()?;
     let builds = [builds::build(&args.before)?, builds::build(&args.after)?];
     if builds[0].program == builds[1].program {
         bail!("{} and {} are one build", args.before, args.after);
     }
-    let right = args.no_counts || counts(&builds, &paths, run)?;
-    if !args.no_times {
-        for scenario in &scenarios {
-            interrupt::check()?;
-            times(scenario, &builds, args, run)?;
-        }
-    }
-    Ok(right)
+    Ok((builds, announced))
 }
 
 fn paths(names: &[String]) -> Result<Vec<&'static Path>> {
@@ -103,7 +155,12 @@ fn paths(names: &[String]) -> Result<Vec<&'static Path>> {
     }
 }
 
-fn times(scenario: &Scenario, builds: &[Build; 2], args: &AbArgs, run: &Run) -> Result<()> {
+fn times(
+    (text, scenario): (&str, &Scenario),
+    builds: &[Build; 2],
+    args: &AbArgs,
+    run: &Run,
+) -> Result<()> {
     println!("\n{scenario}");
     let plan = Plan {
         run: run.clone(),
@@ -115,7 +172,7 @@ fn times(scenario: &Scenario, builds: &[Build; 2], args: &AbArgs, run: &Run) -> 
     };
     // Who comes second is what is asked about: verdicts are on the first against the others.
     let sides = builds.iter().rev().map(|build| {
-        let side: Box<dyn Side> = Box::new(BuildSide::new(build, scenario, &plan));
+        let side: Box<dyn Side> = Box::new(BuildSide::new(build, text, &plan));
         side
     });
     let outcome = session::run(scenario, sides.collect(), &plan)?;
@@ -127,46 +184,35 @@ fn times(scenario: &Scenario, builds: &[Build; 2], args: &AbArgs, run: &Run) -> 
 }
 
 /// Counts each path by both builds.
-fn counts(builds: &[Build; 2], paths: &[&Path], run: &Run) -> Result<bool> {
-    let dir = run.scratch()?;
+fn counts(
+    builds: &[Build; 2],
+    paths: &[&Path],
+    args: &AbArgs,
+    announced: Option<&Announced>,
+    run: &Run,
+) -> Result<bool> {
+    let dir = run.scratch_anywhere()?;
+    let counted = args.counted.as_deref().map(counted::read).transpose()?;
     println!(
         "instructions of an operation, {} then {}",
         builds[0].name, builds[1].name
     );
-    let (mut more, mut unknown) = (Vec::new(), Vec::new());
+    let mut said = Said::default();
     for path in paths {
         let count =
             |build: &Build| callgrind::count(&build.program, path, path.operations, dir.path());
-        let after = count(&builds[1]).with_context(|| builds[1].name.clone())?;
-        let before = match count(&builds[0]) {
-            Ok(count) => Some(count),
-            Err(error) if does_not_know(&format!("{error:#}")) => None,
-            Err(error) => return Err(error.context(builds[0].name.clone())),
+        let after = match &counted {
+            None => count(&builds[1]),
+            Some(counted) => {
+                let there = counted.get(path.name).cloned();
+                there.ok_or_else(|| anyhow!("--counted does not have it"))
+            }
         };
-        let change = Change::of(before.as_ref().map(Count::each), after.each());
-        println!("  {}", line(path, before.as_ref(), &after, change));
-        match change {
-            Change::More(_) if path.is_judged() => more.push(path.name),
-            Change::New => unknown.push(path.name),
-            _ => {}
-        }
+        let before = count(&builds[0]);
+        interrupt::check()?;
+        said.path(path, (before, after), announced);
     }
-    if !unknown.is_empty() {
-        println!(
-            "SKIPPED: instructions of {} paths ({}): {} does not have them",
-            unknown.len(),
-            unknown.join(", "),
-            builds[0].name
-        );
-    }
-    if !more.is_empty() {
-        println!(
-            "MORE INSTRUCTIONS, by over {:.0} %: {}",
-            MORE_MAX * 100.0,
-            more.join(", ")
-        );
-    }
-    Ok(more.is_empty())
+    Ok(said.conclude())
 }
 
 /// Whether that is an older build's word for a path that it does not have.

@@ -1,6 +1,8 @@
 //! A device in memory: ends every operation at once. For figures that count and do not time.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use forebay_engine::ports::{
     BlockDevice, DeviceError, DeviceEvent, DeviceGeometry, DeviceOp, Full,
@@ -16,6 +18,8 @@ pub struct MemoryDevice {
     ready: VecDeque<DeviceEvent>,
     /// Bytes that were written to it.
     pub written_bytes: u64,
+    /// Reads of it; who holds the other end sees them while the device is a core's.
+    pub reads: Arc<AtomicU64>,
 }
 
 impl MemoryDevice {
@@ -25,6 +29,7 @@ impl MemoryDevice {
             bytes: vec![0; capacity_bytes],
             ready: VecDeque::new(),
             written_bytes: 0,
+            reads: Arc::default(),
         }
     }
 
@@ -60,6 +65,7 @@ impl BlockDevice for MemoryDevice {
                 offset_bytes,
                 mut lease,
             } => {
+                self.reads.fetch_add(1, Relaxed);
                 let found = self.range(offset_bytes, lease.len());
                 let result = found
                     .map(|from| lease.bytes_mut().copy_from_slice(from))

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::Path;
 use super::callgrind::{self, Count};
 use super::known::{self, Change, Known};
+use crate::interrupt;
 
 /// What is counted, and what it is compared with.
 #[derive(Debug, clap::Args)]
@@ -33,10 +34,10 @@ pub struct CountArgs {
     write: Option<PathBuf>,
 }
 
-/// Counts, shows and compares. False when a path takes too many instructions.
+/// Counts, shows and compares. False when a path takes too many instructions, or one that is judged could not be counted.
 ///
 /// # Errors
-/// When something could not be counted.
+/// When nothing can be counted here, or a file not be read or written.
 pub fn count(args: &CountArgs, dir: &FilePath) -> Result<bool> {
     let all: Vec<&Path> = match args.paths.is_empty() {
         true => Path::all().collect(),
@@ -63,25 +64,41 @@ pub fn count(args: &CountArgs, dir: &FilePath) -> Result<bool> {
         None => None,
     };
     let program = std::env::current_exe().context("this program has no name")?;
-    let mut counts = Vec::new();
+    let (mut counts, mut failed) = (Vec::new(), Vec::new());
     for path in all {
         let operations = args.operations.unwrap_or(path.operations);
-        let count = callgrind::count(&program, path, operations, dir)?;
-        println!("{}", line(path, &count, before.as_ref()));
-        if args.functions {
-            for (function, sum) in &count.functions {
-                println!("    {:>12.1}  {function}", *sum as f64 / operations as f64);
+        let count = callgrind::count(&program, path, operations, dir);
+        interrupt::check()?;
+        match count {
+            Ok(count) => {
+                println!("{}", line(path, &count, before.as_ref()));
+                if args.functions {
+                    for (function, sum) in &count.functions {
+                        println!("    {:>12.1}  {function}", *sum as f64 / operations as f64);
+                    }
+                }
+                counts.push((path, count));
+            }
+            // The others are counted all the same.
+            Err(error) => {
+                println!("{}: FAILED: {error:#}", path.name);
+                failed.push((path, format!("{error:#}")));
             }
         }
-        counts.push((path, count));
     }
     if let Some(file) = &args.json {
         let text = serde_json::to_string_pretty(&as_json(&toolchain, &counts))?;
         std::fs::write(file, text + "\n")
             .with_context(|| format!("cannot write {}", file.display()))?;
     }
+    // Those that are told only depend on more than the code: where one cannot be, that is no failure.
+    let (bad, absent): (Vec<_>, Vec<_>) = failed.iter().partition(|(path, _)| path.is_judged());
+    for (path, why) in absent {
+        let why = why.lines().next().unwrap_or_default();
+        println!("SKIPPED: instructions of {}: {why}", path.name);
+    }
     let judged = || counts.iter().filter(|(path, _)| path.is_judged());
-    if let Some(file) = &args.write {
+    if let Some(file) = args.write.as_ref().filter(|_| bad.is_empty()) {
         known::ensure_optimised()?;
         ensure!(
             args.operations.is_none(),
@@ -92,13 +109,36 @@ pub fn count(args: &CountArgs, dir: &FilePath) -> Result<bool> {
             toolchain,
             paths: judged().map(each).collect(),
         };
-        known.write(file)?;
+        // Paths that are gone go with the file when all are written.
+        known.write(file, args.paths.is_empty())?;
     }
-    let Some(before) = before else {
-        return Ok(true);
+    let right = match &before {
+        Some(before) => {
+            let missed = args
+                .paths
+                .is_empty()
+                .then(|| known::missed(before, &Path::judged()));
+            let changes = judged().map(|(path, count)| (path.name, change(path, count, before)));
+            verdict(changes, args.check.as_deref()) && gone(missed.unwrap_or_default())
+        }
+        None => true,
     };
-    let changes = judged().map(|(path, count)| (path.name, change(path, count, &before)));
-    Ok(verdict(changes, args.check.as_deref()))
+    if !bad.is_empty() {
+        let names: Vec<&str> = bad.iter().map(|(path, _)| path.name).collect();
+        println!("FAILED: {} could not be counted", names.join(", "));
+    }
+    Ok(right && bad.is_empty())
+}
+
+/// Says which paths the file has and the program has not any more. False when there are any.
+fn gone(names: Vec<String>) -> bool {
+    if !names.is_empty() {
+        println!(
+            "GONE: {}: the file has counts of what is no path any more. If that is meant, write it anew (forebay-perf count --write)",
+            names.join(", ")
+        );
+    }
+    names.is_empty()
 }
 
 fn change(path: &Path, count: &Count, before: &Known) -> Change {
@@ -177,5 +217,16 @@ mod tests {
             [same, ("b", Change::More(0.04))].into_iter(),
             None
         ));
+    }
+
+    #[test]
+    fn a_path_that_is_gone_is_missed() {
+        let known = Known {
+            toolchain: String::new(),
+            paths: [("hit-4k".to_owned(), 1.0), ("hit-5k".to_owned(), 1.0)].into(),
+        };
+        let missed = known::missed(&known, &Path::judged());
+        assert_eq!(missed, ["hit-5k"]);
+        assert!(!gone(missed) && gone(Vec::new()));
     }
 }

@@ -41,6 +41,8 @@ const TURNS_MAX: u64 = 1_000_000;
 /// What a core has in memory that reads only memory, and the data of one that reads its disk.
 const DATA_BYTES: u64 = 96 * MIB;
 const HIT_BYTES: u64 = 32 * MIB;
+/// Of an object of which nothing is ever read twice: its bytes are made as they are asked for.
+const FILL_BYTES: u64 = 1 << 40;
 /// Memory of a core that reads its disk: a fraction of the data.
 const DISK_ARENA_BYTES: usize = 32 << 20;
 pub(super) const CAPACITY_BYTES: u64 = 512 * MIB;
@@ -158,7 +160,7 @@ pub(super) struct Turned<D: BlockDevice + 'static> {
     pub client: Client<SlotReply>,
     pub mailbox: Arc<Mailbox>,
     clock: StepClock,
-    asked: Arc<AtomicU64>,
+    pub asked: Arc<AtomicU64>,
     ended: u64,
 }
 
@@ -254,6 +256,8 @@ struct Reads<D: BlockDevice + 'static> {
     next: u64,
     /// The path asks the origin.
     fills: bool,
+    /// Reads of the device that it must ask.
+    device_reads: Option<Arc<AtomicU64>>,
 }
 
 impl<D: BlockDevice + 'static> Reads<D> {
@@ -267,7 +271,12 @@ impl<D: BlockDevice + 'static> Reads<D> {
             rng: random.then_some(Rng(1)),
             next: 0,
             fills: false,
+            device_reads: None,
         }
+    }
+
+    fn device_reads(&self) -> Option<u64> {
+        Some(self.device_reads.as_ref()?.load(Relaxed))
     }
 
     fn begin(&mut self, place: u64, block_bytes: u64) -> Result<()> {
@@ -302,6 +311,7 @@ impl<D: BlockDevice + 'static> Reads<D> {
 impl<D: BlockDevice + 'static> Work for Reads<D> {
     fn operate(&mut self, count: u64) -> Result<()> {
         let before = self.turned.asked.load(Relaxed);
+        let device_before = self.device_reads();
         let mut left = count;
         while left > 0 {
             let depth = left.min((16 * MIB / self.block_bytes).min(DEPTH as u64));
@@ -317,9 +327,16 @@ impl<D: BlockDevice + 'static> Work for Reads<D> {
             left -= depth;
         }
         let asked = self.turned.asked.load(Relaxed) - before;
+        let wanted = if self.fills { count } else { 0 };
         ensure!(
-            self.fills || asked == 0,
-            "{asked} reads missed: this would count something else"
+            asked == wanted,
+            "of {count} reads {asked} asked the origin, and {wanted} should: this would count something else"
+        );
+        // A third of the data fits into memory: what is there is not what the path is about.
+        let from_device = self.device_reads().zip(device_before);
+        ensure!(
+            from_device.is_none_or(|(after, before)| 2 * (after - before) >= count),
+            "of {count} reads over half were answered from memory: this would count something else"
         );
         Ok(())
     }
@@ -386,12 +403,26 @@ pub(super) fn hit_1m(_: &FilePath) -> Result<Box<dyn Work>> {
     hits(MIB, false)
 }
 
+/// On a device in memory, which must be asked.
+fn from_memory_device(block_bytes: u64, random: bool) -> Result<Box<dyn Work>> {
+    let device_reads = Arc::new(AtomicU64::new(0));
+    let turned = on_disk(DATA_BYTES, |arena, geometry| {
+        let mut device = memory_device(arena, geometry)?;
+        device.reads = device_reads.clone();
+        Ok(device)
+    })?;
+    let reads = Reads::new(turned, DATA_BYTES, block_bytes, random);
+    let mut reads = reads.bring()?;
+    reads.device_reads = Some(device_reads);
+    Ok(Box::new(reads))
+}
+
 pub(super) fn disk_4k(_: &FilePath) -> Result<Box<dyn Work>> {
-    from_disk(4 * KIB, true, memory_device)
+    from_memory_device(4 * KIB, true)
 }
 
 pub(super) fn disk_1m(_: &FilePath) -> Result<Box<dyn Work>> {
-    from_disk(MIB, false, memory_device)
+    from_memory_device(MIB, false)
 }
 
 pub(super) fn uring_4k(dir: &FilePath) -> Result<Box<dyn Work>> {
@@ -410,8 +441,8 @@ pub(super) fn uring_4k(dir: &FilePath) -> Result<Box<dyn Work>> {
 }
 
 pub(super) fn fill_1m(_: &FilePath) -> Result<Box<dyn Work>> {
-    let turned = on_disk(DATA_BYTES, memory_device)?;
-    let mut reads = Reads::new(turned, DATA_BYTES, MIB, false);
+    let turned = on_disk(FILL_BYTES, memory_device)?;
+    let mut reads = Reads::new(turned, FILL_BYTES, MIB, false);
     reads.fills = true;
     Ok(Box::new(reads))
 }

@@ -67,13 +67,14 @@ impl Known {
             .with_context(|| format!("{} is no file of counts", file.display()))
     }
 
-    /// Writes one; what it had of other paths for the same toolchain stays.
+    /// Writes one. What it had of other paths for the same toolchain stays, unless these are all that there are.
     ///
     /// # Errors
     /// When it cannot be written.
-    pub fn write(&self, file: &FilePath) -> Result<()> {
+    pub fn write(&self, file: &FilePath, is_all: bool) -> Result<()> {
         let mut all = self.clone();
-        if let Ok(before) = Known::read(file)
+        if !is_all
+            && let Ok(before) = Known::read(file)
             && before.toolchain == self.toolchain
         {
             all.paths = before.paths;
@@ -85,6 +86,15 @@ impl Known {
         let text = serde_json::to_string_pretty(&all)?;
         fs::write(file, text + "\n").with_context(|| format!("cannot write {}", file.display()))
     }
+}
+
+/// Paths that are known and not among `judged`.
+pub fn missed(known: &Known, judged: &[&str]) -> Vec<String> {
+    let names = known.paths.keys();
+    names
+        .filter(|name| !judged.contains(&name.as_str()))
+        .cloned()
+        .collect()
 }
 
 /// How a count compares with another.
@@ -158,15 +168,23 @@ mod tests {
             toolchain: toolchain.to_owned(),
             paths: [(path.to_owned(), each)].into(),
         };
-        of("a", "x", 10.04).write(&file).expect("it is written");
-        of("a", "y", 20.0).write(&file).expect("it is written");
+        of("a", "x", 10.04)
+            .write(&file, false)
+            .expect("it is written");
+        of("a", "y", 20.0)
+            .write(&file, false)
+            .expect("it is written");
         let read = Known::read(&file).expect("it is read");
         assert_eq!(
             read.paths,
             [("x".to_owned(), 10.0), ("y".to_owned(), 20.0)].into()
         );
-        of("b", "y", 21.0).write(&file).expect("it is written");
+        of("b", "y", 21.0)
+            .write(&file, false)
+            .expect("it is written");
         assert_eq!(Known::read(&file).expect("it is read"), of("b", "y", 21.0));
+        of("b", "z", 1.0).write(&file, true).expect("it is written");
+        assert_eq!(Known::read(&file).expect("it is read"), of("b", "z", 1.0));
         fs::write(&file, "{}").expect("it is written");
         assert!(Known::read(&file).is_err());
     }

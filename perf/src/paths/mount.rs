@@ -98,6 +98,7 @@ struct MountReads(Mounted);
 
 impl Work for MountReads {
     fn operate(&mut self, count: u64) -> Result<()> {
+        let before = self.0.turned.asked.load(Relaxed);
         let mut left = count;
         while left > 0 {
             let depth = left.min(DEPTH);
@@ -108,6 +109,11 @@ impl Work for MountReads {
             self.0.turned.answer(depth)?;
             left -= depth;
         }
+        let asked = self.0.turned.asked.load(Relaxed) - before;
+        ensure!(
+            asked == 0,
+            "{asked} reads missed: this would count something else"
+        );
         Ok(())
     }
 }
