@@ -56,6 +56,8 @@ pub struct Outcome {
     pub verdicts: Vec<Verdict>,
     /// What a reader must know besides.
     pub notes: Vec<String>,
+    /// Which sides could not be measured to the end, and why.
+    pub failed: Vec<String>,
 }
 
 /// One side's spans.
@@ -303,6 +305,7 @@ impl Outcome {
             sides: parts.sides,
             ceilings: parts.ceilings,
             notes: parts.notes,
+            failed: Vec::new(),
         };
         outcome.bind();
         outcome

@@ -21,15 +21,36 @@ pub const NOT_ENDED: &str = "did not end in order";
 ///
 /// # Errors
 /// What a side could not do; all are ended before that is told. That one did not end in order afterwards is a note.
-pub fn run(
+pub fn run(scenario: &Scenario, sides: Vec<Box<dyn Side + '_>>, plan: &Plan) -> Result<Outcome> {
+    conduct(scenario, sides, plan, false)
+}
+
+/// The same, but of the sides behind the first one that fails takes nothing with it: it is left out from then on, and the outcome says why.
+///
+/// # Errors
+/// What the first side could not do.
+pub fn run_without_the_failed(
+    scenario: &Scenario,
+    sides: Vec<Box<dyn Side + '_>>,
+    plan: &Plan,
+) -> Result<Outcome> {
+    conduct(scenario, sides, plan, true)
+}
+
+fn conduct(
     scenario: &Scenario,
     mut sides: Vec<Box<dyn Side + '_>>,
     plan: &Plan,
+    goes_on: bool,
 ) -> Result<Outcome> {
     ensure!(!sides.is_empty() && plan.repeats > 0, "nothing to measure");
     budget::check(scenario, plan, sides.len())?;
     let began = SystemTime::now().duration_since(UNIX_EPOCH);
-    let measured = measure(&mut sides, plan);
+    let mut failed = Failed {
+        goes_on,
+        why: vec![None; sides.len()],
+    };
+    let measured = measure(&mut sides, plan, &mut failed);
     let mut left = Vec::new();
     for side in &mut sides {
         if let Err(error) = side.clean() {
@@ -44,12 +65,14 @@ pub fn run(
     notes.extend(left);
     let outcomes = sides.iter().zip(spans);
     let outcomes: Vec<SideOutcome> = outcomes
+        .filter(|(_, spans)| !spans.is_empty())
         .map(|(side, spans)| SideOutcome::new(side.name(), side.version(), spans))
         .collect();
     let mut ceilings = shares(&outcomes[0], sides[0].as_ref(), limits);
     let own = sides[0].processors();
     ceilings.extend(own.and_then(|own| processors(&outcomes[0], own)));
-    Ok(Outcome::new(Parts {
+    let why: Vec<String> = failed.why.into_iter().flatten().collect();
+    let mut outcome = Outcome::new(Parts {
         scenario,
         seed: plan.seed,
         span_s: plan.span.as_secs_f64(),
@@ -59,7 +82,37 @@ pub fn run(
         sides: outcomes,
         ceilings,
         notes,
-    }))
+    });
+    outcome.failed = why;
+    Ok(outcome)
+}
+
+/// Sides that are left out, and why.
+struct Failed {
+    /// Whether the others go on.
+    goes_on: bool,
+    why: Vec<Option<String>>,
+}
+
+impl Failed {
+    /// What came of a side: none when it failed and the others go on.
+    fn take<T>(&mut self, number: usize, what: &str, done: Result<T>) -> Result<Option<T>> {
+        match done {
+            Ok(done) => Ok(Some(done)),
+            // A signal ends all.
+            Err(error) if self.goes_on && number > 0 && !interrupt::came() => {
+                let why = format!("{what}: {error:#}");
+                println!("  FAILED: {why}");
+                self.why[number] = Some(why);
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn has(&self, number: usize) -> bool {
+        self.why[number].is_some()
+    }
 }
 
 /// Other work on the machine beyond so many processors is told.
@@ -84,20 +137,24 @@ type Limit = (Box<dyn Ceiling>, Vec<f64>);
 
 type Measured = (Vec<Vec<Span>>, Vec<Limit>, Vec<String>);
 
-fn measure(sides: &mut [Box<dyn Side + '_>], plan: &Plan) -> Result<Measured> {
-    for side in sides.iter_mut() {
+fn measure(sides: &mut [Box<dyn Side + '_>], plan: &Plan, failed: &mut Failed) -> Result<Measured> {
+    for (number, side) in sides.iter_mut().enumerate() {
         interrupt::check()?;
         let name = side.name().to_owned();
         println!("  {name}: {}, preparing", side.version());
-        side.prepare()
-            .with_context(|| format!("{name}: not prepared"))?;
         let turn = Turn {
             number: 0,
             span: plan.warm_up,
             seed: plan.seed,
         };
-        side.warm(&turn)
-            .with_context(|| format!("{name}: not warmed"))?;
+        let ready = side
+            .prepare()
+            .with_context(|| format!("{name}: not prepared"))
+            .and_then(|()| {
+                let warmed = side.warm(&turn);
+                warmed.with_context(|| format!("{name}: not warmed"))
+            });
+        failed.take(number, "before its first span", ready)?;
     }
     let mut limits: Vec<Limit> = match plan.ceilings {
         true => sides[0]
@@ -122,18 +179,26 @@ fn measure(sides: &mut [Box<dyn Side + '_>], plan: &Plan) -> Result<Measured> {
         for position in 0..sides.len() {
             interrupt::check()?;
             let number = (position + round) % sides.len();
+            if failed.has(number) {
+                continue;
+            }
             let side = &mut sides[number];
-            let span = side.span(&turn).with_context(|| side.name().to_owned())?;
-            ensure!(
-                span.operations > 0,
-                "{}: no operation ended in a span",
-                side.name()
-            );
+            let span = side.span(&turn).and_then(|span| {
+                ensure!(span.operations > 0, "no operation ended in a span");
+                Ok(span)
+            });
+            let span = span.with_context(|| side.name().to_owned());
+            let what = format!("in round {}", round + 1);
+            let Some(span) = failed.take(number, &what, span)? else {
+                continue;
+            };
             println!("  {:>12}: {}", side.name(), crate::table::span(&span));
             spans[number].push(span);
         }
     }
-    let notes = sides.iter().flat_map(|side| side.notes());
+    let notes = sides.iter().enumerate();
+    let notes = notes.filter(|(number, _)| !failed.has(*number));
+    let notes = notes.flat_map(|(_, side)| side.notes());
     let notes = notes.chain(company(&spans)).collect();
     Ok((spans, limits, notes))
 }
@@ -250,6 +315,34 @@ mod tests {
         assert!(outcome.notes.contains(&told), "{:?}", outcome.notes);
         let said = of(true).expect_err("its span fails").to_string();
         assert!(said.contains("torn") && said.contains(&told), "{said}");
+        Ok(())
+    }
+
+    #[test]
+    fn a_peer_that_fails_takes_no_spans_of_others_with_it() -> Result<()> {
+        let plan = short_plan();
+        let scenario: Scenario = "transport".parse()?;
+        let of = |fails: &[bool]| {
+            let sides = fails.iter().map(|fails| {
+                let side: Box<dyn Side> = Box::new(Lingering { fails: *fails });
+                side
+            });
+            run_without_the_failed(&scenario, sides.collect(), &plan)
+        };
+        let outcome = of(&[false, true, false])?;
+        assert_eq!(outcome.sides.len(), 2);
+        let wanted = ["in round 1: Lingering: torn"];
+        assert_eq!(outcome.failed, wanted);
+        assert!(crate::table::outcome(&outcome).contains("FAILED    in round 1"));
+        let said = of(&[true, false]).expect_err("the first one's").to_string();
+        assert!(said.contains("torn"), "{said}");
+        let alone = of(&[false, true])?;
+        assert_eq!((alone.sides.len(), alone.failed.len()), (1, 1));
+        let sides: Vec<Box<dyn Side>> = vec![
+            Box::new(Lingering { fails: false }),
+            Box::new(Lingering { fails: true }),
+        ];
+        assert!(run(&scenario, sides, &plan).is_err());
         Ok(())
     }
 

@@ -114,6 +114,9 @@ pub fn outcome(outcome: &Outcome) -> String {
     for note in &outcome.notes {
         let _ = writeln!(text, "note      {note}");
     }
+    for why in &outcome.failed {
+        let _ = writeln!(text, "FAILED    {why}");
+    }
     let _ = writeln!(text, "{}", headline(outcome));
     text
 }

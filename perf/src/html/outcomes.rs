@@ -43,6 +43,12 @@ pub(super) fn section(file: &str, outcome: &Outcome) -> String {
         circumstances(file, outcome)
     );
     text += &notes(outcome.notes.iter());
+    let failed: Vec<String> = outcome
+        .failed
+        .iter()
+        .map(|why| format!("FAILED {why}"))
+        .collect();
+    text += &notes(failed.iter());
     let of = |quantity: fn(&Summary) -> Option<Spread>| -> Vec<(String, Spread)> {
         let sides = outcome.sides.iter();
         sides

@@ -228,11 +228,10 @@ impl Bars {
                 y += LINE;
                 text(&mut svg, "label", (1.0, y - 3.0), line);
             }
-            bar.draw(&mut svg, &x, y);
+            bar.draw(&mut svg, &x, y, self.mark.map(|(at, _)| x(at)));
             y += 24.0;
         }
         if let Some((at, name)) = self.mark {
-            stroke(&mut svg, "mark", (x(at), top), (x(at), bottom));
             let half = name.chars().count() as f64 * LETTER / 2.0;
             let middle = x(at).clamp(half, WIDTH - half);
             text(&mut svg, "tick middle", (middle, LINE - 3.0), name);
@@ -242,7 +241,7 @@ impl Bars {
 }
 
 impl Bar {
-    fn draw(&self, svg: &mut String, x: &dyn Fn(f64) -> f64, y: f64) {
+    fn draw(&self, svg: &mut String, x: &dyn Fn(f64) -> f64, y: f64, mark: Option<f64>) {
         let series = self.series % SERIES;
         let (low, high) = self.spread.unwrap_or((self.value, self.value));
         let width = (x(self.value) - x(0.0)).max(0.5);
@@ -254,6 +253,10 @@ impl Bar {
             escaped(&self.label),
             escaped(&self.shown)
         );
+        // Over the bar, and not through words.
+        if let Some(at) = mark {
+            stroke(svg, "mark", (at, y), (at, y + 18.0));
+        }
         if high > low {
             let middle = y + 9.0;
             stroke(svg, "whisker", (x(low), middle), (x(high), middle));
