@@ -226,7 +226,16 @@ impl QueuePair {
 
     /// Of those, how many have ended and wait for [`QueuePair::next`].
     pub(crate) fn found(&self) -> usize {
+        // Who waits for what is held back need not look for it without a rest.
+        if self.holds_back() {
+            return 0;
+        }
         self.completions.len().min(self.slots.len())
+    }
+
+    /// Whether nothing is handed out: the device may still reach what its operations hold.
+    fn holds_back(&self) -> bool {
+        self.ended.is_some() && self.namespace.is_pci() && !self.watch().is_disarmed()
     }
 
     /// Whether SPDK has ended it, or the controller.
@@ -360,8 +369,7 @@ impl QueuePair {
 
     /// An operation that ended, and how.
     pub(crate) fn next(&mut self) -> Option<(Work, Status)> {
-        let is_disarmed = || !self.namespace.is_pci() || self.watch().is_disarmed();
-        if self.ended.is_some() && !is_disarmed() {
+        if self.holds_back() {
             return None;
         }
         while let Some((index, status)) = self.completions.pop() {
