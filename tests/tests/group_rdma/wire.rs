@@ -130,7 +130,7 @@ fn a_wire_that_carries_no_large_packets_is_left_to_tcp_and_status_says_why() {
     wire.set_mtu(1_500);
     let path = cluster.mount_client(&client);
     let mut round = 0;
-    // Twice of three it did not come so far in a whole run of the guest, and always by itself: not explained yet.
+    // In two whole runs of the guest it did not come so far, and always by itself: not explained yet (docs/known-faults.md).
     let tried = catch_unwind(AssertUnwindSafe(|| {
         eventually("it was tried out in vain", || {
             ask_all(&path, &mut round);
